@@ -1,0 +1,45 @@
+"""fald: a Bayesian posterior over data that cannot be pooled.
+
+Each client keeps its rows; only parameters travel. ``fald.sample`` draws from the joint posterior
+by federated averaging Langevin dynamics, ``fald.summary`` says what it found.
+"""
+
+from fald import datasets, diagnostics, errors, gaussian, models, partition, samplers, theory
+from fald.checkpoint import Checkpoint
+from fald.data import FederatedData
+from fald.engines import InProcess
+from fald.errors import FaldError
+from fald.models import Model
+from fald.participation import Participation, full, with_replacement, without_replacement
+from fald.predict import predict
+from fald.results import load, save, summary
+from fald.sampling import sample
+from fald.schedules import paper_decay
+from fald.version import __version__
+
+__all__ = [
+    "Checkpoint",
+    "FaldError",
+    "FederatedData",
+    "InProcess",
+    "Model",
+    "Participation",
+    "__version__",
+    "datasets",
+    "diagnostics",
+    "errors",
+    "full",
+    "gaussian",
+    "load",
+    "models",
+    "paper_decay",
+    "partition",
+    "predict",
+    "sample",
+    "samplers",
+    "save",
+    "summary",
+    "theory",
+    "with_replacement",
+    "without_replacement",
+]

@@ -1,0 +1,218 @@
+"""Run files on disk: written whole or not at all, and read back with suspicion.
+
+A checkpoint is a folder with ``run.json`` (what the run is), ``draws-NNNNN.npz`` (draws in the order
+they were made) and ``state.npz`` (where to go on). ``state.npz`` is replaced last, so a run killed
+at any moment finds a consistent earlier state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fald.engines.base import Records, RunState
+from fald.errors import ConfigError, StorageError
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where and how often to save a run.
+
+    Parameters
+    ----------
+    path
+        Folder of the checkpoint.
+    seconds
+        Save when this much time has passed since the last save; at most this much work is lost.
+    rounds
+        Save also after so many rounds, when given.
+    """
+
+    path: str | Path
+    seconds: float = 5.0
+    rounds: int | None = None
+
+    def __post_init__(self):
+        if not self.seconds >= 0:
+            raise ConfigError(f"seconds between checkpoints must be ≥ 0; got {self.seconds!r}")
+        if self.rounds is not None and (self.rounds != int(self.rounds) or self.rounds < 1):
+            raise ConfigError(f"rounds between checkpoints must be a whole number ≥ 1; got {self.rounds!r}")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path`` and move it into place once written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file by new content so that a reader sees the old or the new one, never a part.
+
+    Raises
+    ------
+    StorageError
+        If the disk is full or the folder cannot be written; the old file is then untouched.
+    """
+    with writing(path) as temporary, open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """Describe a failed write."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    what = "the disk is full" if full else (error.strerror or str(error))
+    return StorageError(
+        f"cannot write {path}: {what}",
+        hint="what was saved before is intact; free space or choose another folder, then resume",
+    )
+
+
+def _pack(arrays: dict[str, np.ndarray]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _unpack(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except Exception as error:  # a damaged archive fails in many ways, all of them the same to the user
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, why: Any) -> StorageError:
+    """Describe a checkpoint file that cannot be used."""
+    return StorageError(
+        f"checkpoint file {path} is damaged or missing ({why})",
+        hint="restore it from a copy, or delete the checkpoint folder to start anew",
+    )
+
+
+class Store:
+    """The checkpoint folder of one run.
+
+    Parameters
+    ----------
+    path
+        The folder; made if it does not exist.
+    description
+        What the run is: ``settings`` and ``fingerprints`` (of rows, densities and other things too
+        large to write down), both by name. A folder that holds another run is refused.
+    """
+
+    def __init__(self, path: str | Path, description: dict[str, dict[str, Any]]):
+        self.path = Path(path)
+        # as it will be read back
+        self.description = json.loads(json.dumps({"format": _FORMAT, **description}))
+        self._saved = (0, 0)
+
+    @property
+    def saved_round(self) -> int:
+        """The round of the last saved state."""
+        return self._saved[1]
+
+    def open(self) -> bool:
+        """Prepare the folder; return whether it holds a state of this run to go on from."""
+        about = self.path / "run.json"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+        for left_by_a_kill in self.path.glob(".*.tmp"):
+            left_by_a_kill.unlink(missing_ok=True)
+        if not about.exists():
+            if (self.path / "state.npz").exists():
+                raise damaged(about, "there is a state.npz without it")
+            write_atomically(about, json.dumps(self.description, indent=1, sort_keys=True).encode())
+            return False
+        try:
+            found = json.loads(about.read_text())
+            differing = _differences(found, self.description)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise damaged(about, error) from error
+        if differing:
+            raise ConfigError(
+                f"the checkpoint in {self.path} belongs to another run; different: {', '.join(differing)}",
+                hint="use the settings and data it was made with, or choose another folder",
+            )
+        return (self.path / "state.npz").exists()
+
+    def save(self, state: RunState, records: list[Records]) -> None:
+        """Save the draws made since the last save up to ``state``, then the state.
+
+        ``records`` are all draws of the run. Saving again after an interruption is harmless.
+        """
+        num_files, saved_round = self._saved
+        new = [r for r in records if len(r.round) and saved_round < r.round[0] and r.round[-1] <= state.round]
+        if new:
+            joined = {name: np.concatenate([getattr(r, name) for r in new]) for name in Records._fields}
+            write_atomically(self._draws(num_files), _pack(joined))
+            num_files += 1
+        leaves = jax.tree.leaves((state.server, state.memory))
+        arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        numbers = {"round": np.asarray(state.round), "num_files": np.asarray(num_files)}
+        write_atomically(self.path / "state.npz", _pack({**arrays, **numbers}))
+        self._saved = (num_files, state.round)
+
+    def load(self, like: RunState) -> tuple[RunState, list[Records]]:
+        """Read the state and all draws saved with it; ``like`` gives the structure."""
+        path = self.path / "state.npz"
+        arrays = _unpack(path)
+        leaves, structure = jax.tree.flatten((like.server, like.memory))
+        try:
+            num_files, round_number = int(arrays["num_files"]), int(arrays["round"])
+            loaded = [arrays[f"leaf_{i}"] for i in range(len(leaves))]
+        except (KeyError, TypeError) as error:
+            raise damaged(path, error) from error
+        if any(a.shape != leaf.shape or a.dtype != leaf.dtype for a, leaf in zip(loaded, leaves)):
+            raise damaged(path, "arrays of another shape")
+        server, memory = jax.tree.unflatten(structure, [jnp.asarray(a) for a in loaded])
+        records = [self._read_draws(i) for i in range(num_files)]
+        self._saved = (num_files, round_number)
+        return RunState(round_number, server, memory), records
+
+    def _read_draws(self, index: int) -> Records:
+        path = self._draws(index)
+        arrays = _unpack(path)
+        if set(arrays) != set(Records._fields):
+            raise damaged(path, f"it holds {', '.join(sorted(arrays))}")
+        return Records(**arrays)
+
+    def _draws(self, index: int) -> Path:
+        return self.path / f"draws-{index:05d}.npz"
+
+
+def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """Names of what differs between two descriptions, with the values where they say something."""
+    differing = [] if found["format"] == wanted["format"] else ["the format of the checkpoint"]
+    ours, theirs = wanted["settings"], found["settings"]
+    for name in sorted({*ours, *theirs}):
+        if ours.get(name) != theirs.get(name):
+            shown = name.replace("_", "-")
+            differing.append(f"{shown} ({theirs.get(name)!r} there, {ours.get(name)!r} now)")
+    ours, theirs = wanted["fingerprints"], found["fingerprints"]
+    return differing + [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]

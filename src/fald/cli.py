@@ -1,0 +1,190 @@
+"""The ``fald`` command: thin wrappers over ``fald.commands``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+import typer
+
+from fald import commands, diagnostics, tables
+from fald.checkpoint import write_atomically
+from fald.datasets import load_bundled_study
+from fald.errors import ConfigError, ExitCode, FaldError
+from fald.study import TEMPLATE, Study, load_study
+from fald.version import __version__
+
+app = typer.Typer(
+    name="fald",
+    help="A Bayesian posterior over data that cannot be pooled.\n\nStart with: fald demo",
+    add_completion=True,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 5 if diagnostics object.")]
+Level = Annotated[float, typer.Option(help="Probability of the credible intervals.")]
+Run = Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False)]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("fald-demo"),
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Analyse the bundled four-hospital trial.
+
+    Example: fald demo
+    """
+    study = load_bundled_study("indo")
+    if out.exists() and not (out / "study.json").exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} exists and is not an earlier demo", hint="choose another folder with --out")
+    commands.forget_run(out)
+    _finish(study, out, resume=False, as_json=as_json, quiet=quiet, strict=False, level=0.95)
+    if not as_json:
+        tree = commands.open_run(out)[1]
+        row = next(r for r in commands.document(tree)["summary"] if r["parameter"] == "indomethacin")
+        low, high = row["odds ratio 2.5%"], row["odds ratio 97.5%"]
+        print(
+            f"\nIndomethacin multiplies the odds of pancreatitis by {row['odds ratio']:.2f} "
+            f"(95% credible interval {low:.2f} to {high:.2f}).\n"
+            f"Results are in {out}. Next: fald diagnose {out}, or fald new for a study of your own."
+        )
+
+
+@app.command()
+def run(
+    study: Annotated[Path, typer.Argument(help="Study file (TOML).", show_default=False)],
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the study; may be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results.  [default: runs/STUDY]", show_default=False)] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    level: Level = 0.95,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    strict: Strict = False,
+) -> None:
+    """Run a study and print its posterior.
+
+    Example: fald run study.toml --set step-size=1e-4 --out results
+    """
+    loaded = load_study(study, settings or [])
+    _finish(loaded, out or Path("runs") / study.stem, resume, as_json, quiet, strict, level)
+
+
+@app.command()
+def diagnose(folder: Run, level: Level = 0.95, as_json: Json = False, strict: Strict = False) -> None:
+    """Say how far to trust a run: mixing, effective sample size, drift per site.
+
+    Example: fald diagnose runs/study --strict
+    """
+    _, tree = commands.open_run(folder)
+    if as_json:
+        print(json.dumps(commands.document(tree, level), indent=1))
+    else:
+        print(commands.text(tree, level))
+        print(f"\nDistance of each site from the average at the end of a round\n{tables.drift_text(diagnostics.client_drift(tree))}")
+    if strict:
+        commands.require_clean(tree)
+
+
+@app.command()
+def predict(
+    folder: Run,
+    data: Annotated[Path, typer.Argument(help="CSV or Parquet file with the study's features.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Write CSV here instead of standard output.", show_default=False)] = None,
+    level: Level = 0.95,
+    as_json: Json = False,
+) -> None:
+    """Predict outcomes for new rows, with intervals.
+
+    Example: fald predict runs/study new-patients.csv --out predicted.csv
+    """
+    frame = commands.predict_table(folder, data, level)
+    frame.index.name = "row"
+    content = (
+        json.dumps({"level": level, "predictions": tables.records(frame)}, indent=1) + "\n"
+        if as_json
+        else frame.round(6).to_csv()
+    )
+    if out is None:
+        print(content, end="")
+    else:
+        write_atomically(out, content.encode())
+        print(f"{len(frame)} predictions written to {out} ({100 * level:g}% intervals)", file=sys.stderr)
+
+
+@app.command()
+def new(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("study.toml")) -> None:
+    """Write a commented study file to start from.
+
+    Example: fald new study.toml
+    """
+    if path.exists():
+        raise ConfigError(f"{path} already exists", hint="choose another name")
+    write_atomically(path, TEMPLATE.encode())
+    print(f"Wrote {path}. Edit it, then: fald run {path}")
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"fald {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    _use_compilation_cache()
+
+
+def _use_compilation_cache() -> None:
+    """Keep compiled programs in the user's cache folder, so that the next start is fast."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    jax.config.update("jax_compilation_cache_dir", str(root / "fald" / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _finish(study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float) -> None:
+    tree = commands.run_study(study, out, resume=resume, progress=not quiet)
+    if as_json and not tree.attrs["point_estimate"]:
+        print(json.dumps({**commands.document(tree, level), "folder": str(out)}, indent=1))
+    else:
+        print(commands.text(tree, level))
+    if strict:
+        commands.require_clean(tree)
+
+
+def _stop(signum: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point: every error becomes one message and a documented exit code."""
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        app()
+    except FaldError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(int(error.exit_code))
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(int(ExitCode.OK))
+
+
+if __name__ == "__main__":
+    main()

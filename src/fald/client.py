@@ -1,0 +1,104 @@
+"""All that a client ever runs.
+
+A client gets a message from the server, works on its own rows, and returns an upload. The rows stay
+inside ``Local``; the method sees only energies and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from fald.gradients import Batch, all_rows, energy_fn, random_rows
+from fald.keys import Stream, client_key, stream_key
+from fald.models.base import Model
+from fald.types import PyTree
+
+
+class Rows(NamedTuple):
+    """Where one client's rows are: the flat rows, its first row, how many, and the total of all clients."""
+
+    flat: PyTree
+    offset: jax.Array
+    size: jax.Array
+    total: jax.Array
+
+
+class Local(NamedTuple):
+    """What a method may use at one client in one round of one chain.
+
+    Attributes
+    ----------
+    energy, grad
+        ``(position, step) -> f̃^c`` and ``-> ∇f̃^c``; ``step`` counts within the round and addresses
+        the batch.
+    share, weight
+        p_c, and w_c, the weight of this upload in this round's average.
+    shared_key, own_key
+        Noise keys: equal at all clients, and this client's own.
+    first_step
+        Local steps done in all rounds before this one.
+    """
+
+    energy: Callable
+    grad: Callable
+    share: jax.Array
+    weight: jax.Array
+    shared_key: jax.Array
+    own_key: jax.Array
+    first_step: jax.Array
+
+
+def local(
+    model: Model,
+    rows: Rows,
+    chain_key: jax.Array,
+    client,
+    weight,
+    round_index,
+    local_steps,
+    batch_size: int | None,
+    whole: Batch | None,
+) -> Local:
+    """Put together one client's view of one round.
+
+    Parameters
+    ----------
+    model, rows
+        The model and the client's rows.
+    chain_key, client, round_index
+        The address of this work; all randomness follows from it.
+    weight
+        w_c of this round.
+    local_steps
+        K, to count steps across rounds.
+    batch_size
+        Rows per stochastic gradient, or None for all rows.
+    whole
+        The client's rows from ``whole_client``, when ``batch_size`` is None.
+    """
+    energy = energy_fn(model, rows.total)
+    batch_key = client_key(stream_key(chain_key, round_index, Stream.BATCH), client)
+
+    def batch(step) -> Batch:
+        if whole is not None:
+            return whole
+        assert batch_size is not None
+        return random_rows(batch_key, step, rows.flat, rows.offset, rows.size, batch_size)
+
+    return Local(
+        energy=lambda theta, step: energy(theta, batch(step)),
+        grad=lambda theta, step: jax.grad(energy)(theta, batch(step)),
+        share=rows.size.astype(weight.dtype) / rows.total.astype(weight.dtype),
+        weight=weight,
+        shared_key=stream_key(chain_key, round_index, Stream.SHARED_NOISE),
+        own_key=client_key(stream_key(chain_key, round_index, Stream.CLIENT_NOISE), client),
+        first_step=round_index * local_steps,
+    )
+
+
+def whole_client(rows: Rows, capacity: int, exact: bool) -> Batch:
+    """All rows of the client, taken out of the flat storage once per round."""
+    return all_rows(rows.flat, rows.offset, rows.size, capacity, exact)

@@ -1,0 +1,58 @@
+"""Progress on standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+
+class Progress:
+    """A progress display with rounds per second, time left and the current energy.
+
+    On a terminal it is a live bar; elsewhere a line now and then, so that logs stay readable.
+    """
+
+    def __init__(self, total: int, done: int, shown: bool):
+        self.total, self.start, self.shown = total, done, shown
+        self.began = self.last_line = time.monotonic()
+        self.bar = self.task = None
+
+    def __enter__(self) -> Progress:
+        if self.shown and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            self.bar = Bar(
+                TextColumn("sampling"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("rounds"),
+                TextColumn("{task.fields[note]}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self.bar.start()
+            self.task = self.bar.add_task("sampling", total=self.total, completed=self.start, note="")
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def update(self, done: int, energy: float) -> None:
+        """Show that ``done`` rounds are complete."""
+        if not self.shown:
+            return
+        now = time.monotonic()
+        rate = (done - self.start) / max(now - self.began, 1e-9)
+        note = f"{rate:,.0f} rounds/s, energy {energy:,.1f}"
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, completed=done, note=note)
+        elif now - self.last_line >= 10 or done == self.total:
+            self.last_line = now
+            left = (self.total - done) / max(rate, 1e-9)
+            print(
+                f"round {done:,} of {self.total:,}: {note}, {left:,.0f} s left", file=sys.stderr, flush=True
+            )

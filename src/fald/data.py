@@ -1,0 +1,420 @@
+"""Clients' rows: flat arrays with offsets, never padded to the largest client.
+
+Clients are kept in the order of their names, so that a run does not depend on the order in which
+they were given.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from fald.errors import ConfigError, DataError
+from fald.types import PyTree
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Scaling = Mapping[str, tuple[float, float]]
+Categories = Mapping[str, Sequence[Any]]
+
+_MISSING_WORDS = ("", "na", "n/a", "nan", "null", "none", "<na>", "#n/a")
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """Rows of all clients for one study, kept apart by client.
+
+    Parameters
+    ----------
+    rows
+        Pytree of arrays whose leading axis runs over all rows, client after client. Nothing is
+        copied.
+    offsets
+        (num_clients + 1,) first row of each client, and the number of rows.
+    names
+        Client names, in ascending order.
+    features, target
+        Column names, when the data came from tables.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> data = FederatedData.from_arrays({"b": np.ones((2, 3)), "a": np.zeros((1, 3))})
+    >>> data.names, data.sizes.tolist()
+    (('a', 'b'), [1, 2])
+    """
+
+    rows: PyTree
+    offsets: np.ndarray
+    names: tuple[str, ...]
+    features: tuple[str, ...] = ()
+    target: str = ""
+
+    def __post_init__(self):
+        offsets = np.asarray(self.offsets)
+        object.__setattr__(self, "offsets", offsets)
+        if offsets.ndim != 1 or len(offsets) != len(self.names) + 1 or len(self.names) == 0:
+            raise DataError(
+                f"offsets must have one entry more than there are clients; got {len(offsets)} "
+                f"for {len(self.names)} clients"
+            )
+        if any(a >= b for a, b in zip(self.names, self.names[1:])):
+            raise DataError("client names must be distinct and in ascending order")
+        sizes = np.diff(offsets)
+        if np.any(sizes < 1):
+            empty = [n for n, s in zip(self.names, sizes) if s < 1][:5]
+            raise DataError(
+                f"clients without rows: {', '.join(empty)}", hint="leave out clients that have no data"
+            )
+        lengths = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in jax.tree.leaves(self.rows)}
+        if lengths != {int(offsets[-1])} or offsets[0] != 0:
+            raise DataError(
+                f"every array of rows must have {int(offsets[-1])} rows, as the offsets say; got {lengths}"
+            )
+        if offsets[-1] >= 2**31:
+            raise DataError(f"at most 2^31 − 1 rows are supported; got {int(offsets[-1])}")
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        return len(self.names)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of all clients together."""
+        return int(self.offsets[-1])
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Rows per client, n_c."""
+        return np.diff(self.offsets)
+
+    @property
+    def weights(self) -> np.ndarray:
+        """p_c = n_c / n."""
+        return self.sizes / self.offsets[-1]
+
+    def client(self, name: str) -> PyTree:
+        """The rows of one client."""
+        if name not in self.names:
+            raise DataError(f"no client named {name!r}; clients are {', '.join(self.names[:10])}")
+        i = self.names.index(name)
+        return jax.tree.map(lambda a: a[self.offsets[i] : self.offsets[i + 1]], self.rows)
+
+    def fingerprint(self) -> str:
+        """A short hash of names, sizes and rows, to recognise the same data when a run resumes."""
+        digest = hashlib.sha256(repr((self.names, self.features, self.target)).encode())
+        digest.update(np.ascontiguousarray(self.offsets, np.int64))
+        for leaf in jax.tree.leaves(self.rows):
+            array = np.asarray(leaf)
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            # a stride bounds the cost on very large data; every row counts up to 2^16 rows
+            digest.update(np.ascontiguousarray(array[:: max(1, len(array) >> 16)]))
+        return digest.hexdigest()[:16]
+
+    @classmethod
+    def from_arrays(cls, clients: Mapping[str, PyTree]) -> FederatedData:
+        """Build from ``{name: rows}``, where rows is any pytree of arrays with a leading row axis.
+
+        Regression models expect ``(X, y)``.
+        """
+        if not clients:
+            raise DataError("no clients given", hint="pass {name: (X, y), ...}")
+        named = {name: jax.tree.map(np.asarray, rows) for name, rows in _by_text(clients).items()}
+        names = tuple(sorted(named))
+        structure = jax.tree.structure(named[names[0]])
+        sizes, shapes = [], None
+        for name in names:
+            leaves = jax.tree.leaves(named[name])
+            if jax.tree.structure(named[name]) != structure:
+                raise DataError(f"client {name!r} has rows of another structure than client {names[0]!r}")
+            if any(leaf.ndim == 0 for leaf in leaves):
+                raise DataError(f"client {name!r} has an array without a row axis")
+            lengths = {len(leaf) for leaf in leaves}
+            if len(lengths) != 1:
+                raise DataError(
+                    f"client {name!r}: its arrays have different numbers of rows {sorted(lengths)}"
+                )
+            if lengths == {0}:
+                raise DataError(f"client {name!r} has no rows", hint="leave out clients that have no data")
+            these = [leaf.shape[1:] for leaf in leaves]
+            if shapes is not None and these != shapes:
+                raise DataError(
+                    f"client {name!r} has rows of shape {these}; client {names[0]!r} has {shapes}"
+                )
+            shapes = these
+            for leaf in leaves:
+                if leaf.dtype.kind not in "fiub":
+                    raise DataError(f"client {name!r} has values of type {leaf.dtype}; numbers are needed")
+                if leaf.dtype.kind == "f" and not np.all(np.isfinite(leaf)):
+                    row = int(np.argwhere(~np.isfinite(leaf.reshape(len(leaf), -1)).all(1))[0][0])
+                    raise DataError(f"client {name!r} has a missing or infinite value in row {row}")
+            sizes.append(lengths.pop())
+        rows = jax.tree.map(lambda *parts: np.concatenate(parts), *[named[n] for n in names])
+        return cls(rows, np.concatenate([[0], np.cumsum(sizes)]), names)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: pd.DataFrame,
+        *,
+        site: str,
+        target: str,
+        features: Sequence[str],
+        categories: Categories | None = None,
+        scaling: Scaling | None = None,
+    ) -> FederatedData:
+        """Build from one table with a column that names the site of each row.
+
+        Parameters
+        ----------
+        frame
+            The table.
+        site, target
+            Columns with the site and the outcome.
+        features
+            Columns to use as features.
+        categories
+            Column -> its levels. A feature becomes one 0/1 column per level after the first, named
+            ``column=level``; a target becomes the position of its level.
+        scaling
+            Column -> (center, scale), declared, not estimated: (x − center)/scale is used.
+        """
+        _columns_present(frame, [site, target, *_names(features)], "the table")
+        unnamed = frame[site].isna() | (frame[site].astype(str).str.strip() == "")
+        if unnamed.any():
+            raise DataError(
+                f"column {site!r} names no site in data row {_first(unnamed) + 1}",
+                hint="fill or drop such rows",
+            )
+        parts = _by_text(dict(iter(frame.groupby(site, sort=False, observed=True))))
+        return _from_tables(parts, target, features, categories, scaling)
+
+    @classmethod
+    def from_files(
+        cls,
+        files: Mapping[str, str | Path],
+        *,
+        target: str,
+        features: Sequence[str],
+        categories: Categories | None = None,
+        scaling: Scaling | None = None,
+    ) -> FederatedData:
+        """Build from one CSV or Parquet file per site, checked against one schema.
+
+        Parameters are those of ``from_frame``; ``files`` maps a site's name to its file.
+        """
+        if not files:
+            raise ConfigError("no site files given", hint='name them: files = { "site-a" = "a.csv" }')
+        paths = _by_text(files)
+        tables = {name: read_table(path) for name, path in paths.items()}
+        for name, table in tables.items():
+            _columns_present(table, [target, *_names(features)], f"site {name!r} ({paths[name]})")
+        return _from_tables(tables, target, features, categories, scaling)
+
+
+def _by_text(named: Mapping[Any, Any]) -> dict[str, Any]:
+    texts = {str(name): value for name, value in named.items()}
+    if len(texts) != len(named):
+        twice = next(t for t in texts if sum(str(n) == t for n in named) > 1)
+        raise DataError(
+            f"site names must differ as text; {twice!r} stands for several",
+            hint="a column that mixes numbers and text gives such names",
+        )
+    return texts
+
+
+def read_table(path: str | Path) -> pd.DataFrame:
+    """Read a CSV or Parquet file, by its ending.
+
+    In a CSV only an empty field is missing: words such as ``None`` or ``NA`` may be levels.
+    """
+    import pandas as pd
+
+    path = Path(path)
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], 1)
+        raise DataError(
+            f"no such file: {path}",
+            hint=f"did you mean {path.parent / near[0]}?" if near else "check the path in the study file",
+        )
+    kind = path.suffix.lower()
+    if kind not in (".csv", ".parquet"):
+        raise DataError(f"{path}: cannot read files of type {path.suffix!r}", hint="use .csv or .parquet")
+    try:
+        if kind == ".parquet":
+            return pd.read_parquet(path)
+        only_empty = {"keep_default_na": False, "na_values": [""]}
+        table = pd.read_csv(path, **only_empty)
+        header = pd.read_csv(path, header=None, nrows=1, dtype=str, **only_empty).iloc[0]
+    except (ValueError, OSError, NotImplementedError) as error:
+        raise DataError(f"{path}: cannot be read as a table ({error})") from error
+    if not isinstance(table.index, pd.RangeIndex):
+        raise DataError(f"{path}: rows have more fields than the header", hint="check for stray commas")
+    if header.dropna().duplicated().any():
+        table.columns = header  # pandas would tell equal names apart by a number
+    return table
+
+
+def _names(features: Sequence[str]) -> Sequence[str]:
+    if isinstance(features, str):
+        raise ConfigError(f"features must be a list of columns; got {features!r}", hint=f"[{features!r}]")
+    return features
+
+
+def _columns_present(table: pd.DataFrame, needed: Sequence[str], where: str) -> None:
+    duplicated = sorted({c for c in needed if list(needed).count(c) > 1})
+    if duplicated:
+        raise ConfigError(f"columns named twice: {', '.join(duplicated)}")
+    for column in needed:
+        if list(table.columns).count(column) > 1:
+            raise DataError(f"{where} has several columns {column!r}", hint="rename or remove all but one")
+        if column not in table.columns:
+            near = difflib.get_close_matches(column, [str(c) for c in table.columns], 1)
+            raise DataError(
+                f"{where} has no column {column!r}; it has {', '.join(map(str, table.columns[:20]))}",
+                hint=f"did you mean {near[0]!r}?" if near else "check the spelling",
+            )
+
+
+def _from_tables(
+    tables: Mapping[str, pd.DataFrame],
+    target: str,
+    features: Sequence[str],
+    categories: Categories | None,
+    scaling: Scaling | None,
+) -> FederatedData:
+    categories, scaling = dict(categories or {}), dict(scaling or {})
+    for column, levels in categories.items():
+        if isinstance(levels, str) or len({_level(v) for v in levels}) != len(levels) or len(levels) < 2:
+            raise ConfigError(f"categories of {column!r} must be two or more distinct levels; got {levels!r}")
+    for column in {**categories, **scaling}:
+        if column not in [*features, target]:
+            raise ConfigError(f"{column!r} is neither the target nor a feature", hint="remove it, or add it")
+    for column in scaling:
+        center, scale = scaling[column]
+        if column in categories:
+            raise ConfigError(f"{column!r} has categories; it cannot be scaled as well")
+        if not (np.isfinite(center) and np.isfinite(scale) and scale > 0):
+            raise ConfigError(f"scaling of {column!r} needs a finite center and a scale > 0")
+    columns: list[str] = []
+    for column in features:
+        levels = categories.get(column)
+        columns += [column] if levels is None else [f"{column}={level}" for level in list(levels)[1:]]
+    arrays = {}
+    for name, table in tables.items():
+        where = f"site {name!r}"
+        if len(table) == 0:
+            raise DataError(f"{where} has no rows", hint="leave out sites that have no data")
+        X = _encode_all(table, where, features, categories, scaling)
+        levels = categories.get(target)
+        y = _encode(table[target], target, where, None, scaling.get(target)) if levels is None else None
+        outcome = y[:, 0] if y is not None else _codes(table[target], target, where, levels or ())
+        arrays[name] = (X, outcome)
+    data = FederatedData.from_arrays(arrays)
+    return FederatedData(data.rows, data.offsets, data.names, tuple(columns), target)
+
+
+def _encode_all(
+    table: Any, where: str, features: Sequence[str], categories: Categories, scaling: Scaling
+) -> np.ndarray:
+    encoded = [_encode(table[c], c, where, categories.get(c), scaling.get(c)) for c in features]
+    return np.concatenate([np.zeros((len(table), 0)), *encoded], axis=1)
+
+
+def encode_features(
+    table: pd.DataFrame, where: str, features: Sequence[str], categories: Categories, scaling: Scaling
+) -> np.ndarray:
+    """Features of new rows, encoded as in training; ``where`` names the table in errors."""
+    _columns_present(table, features, where)
+    return _encode_all(table, where, features, categories, scaling)
+
+
+def _encode(series: Any, column: str, where: str, levels, scaling) -> np.ndarray:
+    if levels is not None:
+        codes = _codes(series, column, where, levels)
+        return (codes[:, None] == np.arange(1, len(levels))[None, :]).astype(float)
+    values = _numbers(series, column, where)
+    center, scale = scaling or (0.0, 1.0)
+    return ((values - center) / scale)[:, None]
+
+
+def _numbers(series: Any, column: str, where: str) -> np.ndarray:
+    absent = series.isna()
+    if series.dtype.kind == "O":
+        absent |= series.map(_says_missing).astype(bool)
+    if absent.any():
+        raise _missing(where, column, _first(absent))
+    try:
+        if series.dtype.kind in "mMc":
+            raise TypeError
+        values = series.to_numpy(dtype=float)
+    except (TypeError, ValueError):
+        row = _first(~series.map(_is_number).astype(bool))
+        raise DataError(
+            f"{where}, column {column!r}: {_shown(series.iloc[row])} in data row {row + 1} is not a number",
+            hint=f"correct it, or declare the levels of {column!r} under categories",
+        ) from None
+    if not np.all(np.isfinite(values)):
+        row = _first(~np.isfinite(values))
+        raise DataError(f"{where}, column {column!r}: infinite value in data row {row + 1}")
+    return values
+
+
+def _missing(where: str, column: str, row: int) -> DataError:
+    return DataError(
+        f"{where}, column {column!r}: missing value in data row {row + 1}",
+        hint="fill it in or drop the row at the site",
+    )
+
+
+def _first(flags: Any) -> int:
+    return int(np.argmax(np.asarray(flags)))
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else str(value)
+
+
+def _says_missing(value: Any) -> bool:
+    return isinstance(value, str) and value.strip().lower() in _MISSING_WORDS
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _level(value: Any) -> str:
+    """One spelling for a level however a table stores it: 1 and 1.0, True and TRUE are the same."""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    text = str(value)
+    return text.lower() if text.lower() in ("true", "false") else text
+
+
+def _codes(series: Any, column: str, where: str, levels: Sequence[Any]) -> np.ndarray:
+    order = {_level(level): i for i, level in enumerate(levels)}
+    if series.isna().any():
+        raise _missing(where, column, _first(series.isna()))
+    found = [_level(value) for value in series]
+    unknown = [text not in order for text in found]
+    if any(unknown):
+        row = _first(unknown)
+        raise DataError(
+            f"{where}, column {column!r}: level {str(series.iloc[row])!r} in data row {row + 1} is not "
+            f"declared; declared are {', '.join(map(str, levels))}",
+            hint="add the level to categories, or correct the data",
+        )
+    return np.array([order[text] for text in found], float)

@@ -1,0 +1,89 @@
+"""What the run loop asks of an engine.
+
+The loop owns rounds, checkpoints, progress and draws; an engine only moves the chains forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from fald.data import FederatedData
+from fald.models.base import Model
+from fald.participation import Participation
+from fald.samplers.base import Method
+from fald.types import PyTree
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One sampling problem: who samples what, from which rows, with which key."""
+
+    rng_key: jax.Array
+    model: Model
+    data: FederatedData
+    method: Method
+    participation: Participation
+    num_chains: int
+    num_warmup: int
+    thinning: int
+
+    def num_kept(self, num_rounds: int) -> int:
+        """Draws kept by the end of round ``num_rounds``."""
+        return max(0, num_rounds - self.num_warmup) // self.thinning
+
+
+class RunState(NamedTuple):
+    """All that is needed to continue: rounds done, server state per chain, client memory."""
+
+    round: int
+    server: PyTree
+    memory: PyTree
+
+
+class Records(NamedTuple):
+    """Kept draws, the draw axis in front of the chain axis.
+
+    ``client`` and ``weight`` (draws, chains, slots) say who took part and with what weight (zero:
+    empty slot); ``drift`` how far each ended from the average. ``energy`` is that of the position
+    broadcast at the start of the draw's round.
+    """
+
+    round: np.ndarray
+    position: np.ndarray
+    energy: np.ndarray
+    client: np.ndarray
+    weight: np.ndarray
+    drift: np.ndarray
+
+
+class Failure(NamedTuple):
+    """Where a chain left the finite numbers."""
+
+    round: int
+    chain: int
+    client: int | None
+    parameter: int
+
+
+class Engine(Protocol):
+    """Moves chains forward."""
+
+    def init(self, problem: Problem, positions: jax.Array) -> RunState:
+        """State of chains that start at ``positions`` (chains, dim)."""
+        ...
+
+    def most_rounds(self, problem: Problem, state: RunState) -> int:
+        """How many rounds one ``advance`` may cover, given the memory for draws."""
+        ...
+
+    def advance(self, problem: Problem, state: RunState, num_rounds: int) -> tuple[RunState, Records, float]:
+        """Run rounds; return the new state, the kept draws and the latest mean energy."""
+        ...
+
+    def locate(self, problem: Problem, state: RunState, num_rounds: int) -> Failure:
+        """Replay rounds that ended non-finite and find the first offender."""
+        ...

@@ -1,0 +1,204 @@
+"""Energies of a client and their gradients, on all of its rows or on a fresh batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fald.data import FederatedData
+from fald.keys import integers
+from fald.models.base import Model
+from fald.types import PyTree
+
+
+class Batch(NamedTuple):
+    """Rows to evaluate: ``mask`` marks the real ones (None: all are), ``count`` is how many those are."""
+
+    rows: PyTree
+    mask: jax.Array | None
+    count: jax.Array
+
+
+def choose_without_replacement(rng_key: jax.Array, population, count: int, step=0) -> jax.Array:
+    """Draw ``count`` distinct indices from ``range(population)``, every subset equally likely.
+
+    A partial Fisher–Yates shuffle in O(count log count), without the array that it would shuffle:
+    step i swaps position i with position j_i ≥ i, and where a position's value came from is found
+    by following the swaps back.
+
+    Parameters
+    ----------
+    rng_key
+        Key of this draw.
+    population
+        Number of things to choose from; may be traced.
+    count
+        How many; static. Where it exceeds ``population``, entry i ≥ population is i itself and the
+        entries before it are a permutation of the whole population.
+    step
+        Which draw of this key.
+
+    Returns
+    -------
+    jax.Array
+        (count,) int32, in random order. A single index is off the uniform law by less than
+        population / 2³².
+
+    Examples
+    --------
+    >>> chosen = choose_without_replacement(jax.random.key(0), 10, 10)
+    >>> sorted(chosen.tolist()) == list(range(10))
+    True
+    """
+    i = jnp.arange(count, dtype=jnp.int32)
+    span = jnp.maximum(jnp.asarray(population, jnp.int32) - i, 1)
+    j = i + integers(rng_key, step, count, span)
+    # origin[t]: what stands at position t just before step t, traced back through earlier swaps
+    inside = jnp.where((j < count) & (j > i), j, count)
+    parent = jnp.full((count,), -1, jnp.int32).at[inside].max(i, mode="drop")
+    origin = jnp.where(parent < 0, i, parent)
+    for _ in range(max(1, math.ceil(math.log2(max(count, 2))))):
+        origin = origin[origin]
+    # previous[i]: the last earlier step that swapped into the same position
+    order = jnp.argsort(j, stable=True)
+    ordered = j[order]
+    repeated = jnp.concatenate([jnp.zeros((1,), bool), ordered[1:] == ordered[:-1]])
+    before = jnp.concatenate([order[:1], order[:-1]]).astype(jnp.int32)
+    previous = jnp.zeros((count,), jnp.int32).at[order].set(jnp.where(repeated, before, -1))
+    return jnp.where(previous >= 0, origin[jnp.maximum(previous, 0)], j)
+
+
+class Split(NamedTuple):
+    """Flat rows in two parts: a few copied rows, and the rest where the user's array has them.
+
+    JAX reads a NumPy array in place only from a 64-byte boundary, which large arrays miss by a few
+    rows. Wherever rows are taken, a split array stands for the whole one.
+    """
+
+    head: jax.Array
+    rest: jax.Array
+
+
+def _take(array: jax.Array | Split, index: jax.Array) -> jax.Array:
+    if not isinstance(array, Split):
+        return array[index]
+    head = len(array.head)
+    in_head = (index < head).reshape(-1, *[1] * (array.rest.ndim - 1))
+    return jnp.where(in_head, array.head[jnp.minimum(index, head - 1)], array.rest[jnp.maximum(index - head, 0)])
+
+
+def _slice(array: jax.Array | Split, start, length: int) -> jax.Array:
+    if not isinstance(array, Split):
+        return jax.lax.dynamic_slice_in_dim(array, start, length)
+    head = len(array.head)
+    rest = jax.lax.dynamic_slice_in_dim(array.rest, jnp.maximum(start - head, 0), min(length, len(array.rest)))
+    return jax.lax.dynamic_slice_in_dim(jnp.concatenate([array.head, rest]), jnp.minimum(start, head), length)
+
+
+def _each(function: Callable, rows: PyTree) -> PyTree:
+    return jax.tree.map(function, rows, is_leaf=lambda leaf: isinstance(leaf, Split))
+
+
+def all_rows(rows: PyTree, offset, size, capacity: int, exact: bool) -> Batch:
+    """Every row of one client out of the flat rows.
+
+    Clients of one size class share the static ``capacity``; a smaller client repeats its last row
+    under a mask. ``exact`` says that all clients of the class have exactly ``capacity`` rows.
+    """
+    if exact:
+        return Batch(_each(lambda a: _slice(a, offset, capacity), rows), None, size)
+    index = jnp.arange(capacity, dtype=jnp.int32)
+    taken = offset + jnp.minimum(index, size - 1)
+    return Batch(_each(lambda a: _take(a, taken), rows), index < size, size)
+
+
+def random_rows(rng_key: jax.Array, step, rows: PyTree, offset, size, batch_size: int) -> Batch:
+    """A fresh uniform batch without replacement; the whole client if it has fewer rows."""
+    index = choose_without_replacement(rng_key, size, batch_size, step)
+    taken = offset + jnp.minimum(index, size - 1)
+    mask = jnp.arange(batch_size) < size
+    return Batch(_each(lambda a: _take(a, taken), rows), mask, jnp.minimum(size, batch_size))
+
+
+def energy_fn(model: Model, total_rows) -> Callable[[jax.Array, Batch], jax.Array]:
+    """Energy of a client, f̃^c(θ) = −log π0(θ) − (n/b) Σ_{i in batch} log p(x_i | θ).
+
+    With p_c = n_c/n, the factor (n_c/b)·(1/p_c) of a batch of b rows is n/b: on all rows this is
+    f^c = −log π0 + ℓ^c/p_c, and Σ_c p_c f^c is the global energy with its prior counted once.
+    """
+
+    def energy(theta: jax.Array, batch: Batch) -> jax.Array:
+        terms = jax.vmap(model.flat_loglikelihood, in_axes=(None, 0))(theta, batch.rows)
+        if batch.mask is not None:
+            terms = jnp.where(batch.mask, terms, 0)
+        scale = jnp.asarray(total_rows, theta.dtype) / jnp.asarray(batch.count, theta.dtype)
+        return -model.flat_logprior(theta) - scale * jnp.sum(terms)
+
+    return energy
+
+
+def client_rows(data: FederatedData, client: int, capacity: int) -> Batch:
+    """The first rows of one client, outside compiled code; padded to ``capacity`` under a mask."""
+    size = min(int(data.sizes[client]), capacity)
+    taken = data.offsets[client] + np.minimum(np.arange(capacity), size - 1)
+    rows = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[taken]), data.rows)
+    return Batch(rows, jnp.arange(capacity) < size, jnp.asarray(size))
+
+
+def largest_curvatures(
+    model: Model, data: FederatedData, clients: Sequence[int], theta: jax.Array, iterations: int = 12
+) -> np.ndarray:
+    """Largest eigenvalue, in size, of ∇²f^c at ``theta`` for some clients.
+
+    By power iteration on at most 1,000 rows of each client, so a little too small rather than too
+    large.
+    """
+    energy = energy_fn(model, data.num_rows)
+    capacity = min(int(data.sizes[list(clients)].max()), 1000)
+
+    @jax.jit
+    def curvature(theta, batch):
+        def product(vector):
+            return jax.jvp(jax.grad(lambda t: energy(t, batch)), (theta,), (vector,))[1]
+
+        def step(_, vector):
+            return product(vector / jnp.maximum(jnp.linalg.norm(vector), jnp.finfo(theta.dtype).tiny))
+
+        start = jax.random.normal(jax.random.key(0), theta.shape, theta.dtype)
+        return jnp.linalg.norm(jax.lax.fori_loop(0, iterations, step, start))
+
+    return np.array([float(curvature(theta, client_rows(data, c, capacity))) for c in clients])
+
+
+def pooled_mode(model: Model, data: FederatedData, theta: jax.Array, iterations: int = 200) -> jax.Array:
+    """A point near the mode of the joint posterior: gradient descent from ``theta`` that only goes down.
+
+    On at most 2,000 rows, evenly spaced; for rough answers such as a stable step size.
+    """
+    taken = np.unique(np.linspace(0, data.num_rows - 1, min(data.num_rows, 2000)).round().astype(int))
+    rows = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[taken]), data.rows)
+    energy = energy_fn(model, data.num_rows)
+    batch = Batch(rows, None, jnp.asarray(len(taken)))
+    down = jax.value_and_grad(lambda t: energy(t, batch))
+
+    def step(_, carry):
+        theta, value, grad, size = carry
+        trial = theta - size * grad
+        new_value, new_grad = down(trial)
+        better = (new_value < value) & jnp.all(jnp.isfinite(new_grad))
+        chosen = jax.tree.map(
+            lambda new, old: jnp.where(better, new, old), (trial, new_value, new_grad), (theta, value, grad)
+        )
+        return *chosen, jnp.where(better, 2 * size, size / 4)
+
+    @jax.jit
+    def descend(theta):
+        value, grad = down(theta)
+        return jax.lax.fori_loop(0, iterations, step, (theta, value, grad, jnp.ones((), theta.dtype)))[0]
+
+    return descend(theta)

@@ -1,0 +1,266 @@
+"""The run loop: chunks of rounds, progress, checkpoints, interruption, divergence.
+
+It knows no engine. Chunks grow until one takes about half a second, so that progress is live and
+Ctrl-C is answered soon; results do not depend on where chunks end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fald.checkpoint import Checkpoint, Store, damaged
+from fald.console import Progress
+from fald.engines.base import Engine, Problem, Records, RunState
+from fald.errors import ConfigError, FaldError, Interrupted, NonFiniteError, StorageError
+from fald.gradients import client_rows, energy_fn, largest_curvatures, pooled_mode
+
+_CHUNK_SECONDS = 0.5
+_CLIENTS_EXAMINED = 20
+
+
+def run(
+    problem: Problem,
+    engine: Engine,
+    positions: jax.Array,
+    *,
+    num_rounds: int,
+    checkpoint: Checkpoint | None,
+    description: dict[str, Any],
+    progress: bool,
+    build: Callable[[list[Records]], Any],
+) -> Any:
+    """Run all rounds and return ``build(records)``.
+
+    Parameters
+    ----------
+    problem, engine, positions
+        What to sample, who does it, and where the chains start (chains, dim).
+    num_rounds
+        Rounds in total, those of a resumed checkpoint included.
+    checkpoint, description
+        Where to save, and what identifies the run there.
+    progress
+        Whether to report on standard error.
+    build
+        Turns kept draws into the result; also used for the draws kept by a run that fails.
+
+    Raises
+    ------
+    Interrupted, NonFiniteError, StorageError
+        Each with the draws so far in its ``tree``, or None there if no draw was kept.
+    """
+    state = engine.init(problem, positions)
+    records: list[Records] = []
+    store = None
+    if checkpoint is not None:
+        store = Store(checkpoint.path, description)
+        if store.open():
+            state, records = _resume(store, problem, state, num_rounds)
+    saved_at = time.monotonic()
+
+    def save() -> None:
+        nonlocal saved_at
+        if store is not None and state.round > store.saved_round:
+            try:
+                store.save(state, records)
+            except StorageError as error:
+                raise _with_draws(error, build, records) from error
+        saved_at = time.monotonic()
+
+    chunk = 1
+    try:
+        with Progress(num_rounds, state.round, progress) as display:
+            while state.round < num_rounds:
+                size = min(chunk, num_rounds - state.round, engine.most_rounds(problem, state))
+                due = None
+                if store is not None and checkpoint is not None and checkpoint.rounds is not None:
+                    due = store.saved_round + checkpoint.rounds
+                    size = min(size, due - state.round)
+                began = time.monotonic()
+                after, new, energy = engine.advance(problem, state, size)
+                escape = _first_escape(problem, engine, state, after, new)
+                if escape is not None:
+                    save()
+                    kept = [_up_to(r, escape.last_good_round) for r in (*records, new)]
+                    raise _with_draws(_explain(problem, positions, escape), build, kept)
+                # in this order an interruption between the two lines cannot lose draws
+                records.append(new)
+                state = after
+                seconds = time.monotonic() - began
+                chunk = max(1, min(2 * chunk, int(size * _CHUNK_SECONDS / max(seconds, 1e-6))))
+                display.update(state.round, energy)
+                if state.round == due or (
+                    checkpoint is not None and time.monotonic() - saved_at >= checkpoint.seconds
+                ):
+                    save()
+            save()
+    except KeyboardInterrupt:
+        save()
+        error = Interrupted(
+            f"interrupted after round {state.round} of {num_rounds}",
+            hint="resume to go on from here" if store else "give a checkpoint to be able to resume",
+        )
+        raise _with_draws(error, build, records) from None
+    return build(records)
+
+
+def _resume(
+    store: Store, problem: Problem, start: RunState, num_rounds: int
+) -> tuple[RunState, list[Records]]:
+    state, records = store.load(start)
+    if state.round > num_rounds:
+        raise ConfigError(
+            f"the checkpoint in {store.path} has {state.round} rounds already; num-rounds is {num_rounds}",
+            hint="ask for at least as many rounds, or choose another folder",
+        )
+    rounds = np.concatenate([np.zeros(0, int), *[r.round for r in records]])
+    expected = problem.num_warmup + problem.thinning * np.arange(1, problem.num_kept(state.round) + 1)
+    if not np.array_equal(rounds, expected):
+        raise damaged(store.path / "state.npz", "the saved draws are not those of the saved state")
+    return state, records
+
+
+def _with_draws(error: Any, build: Callable[[list[Records]], Any], records: list[Records]) -> Any:
+    error.tree = build(records) if any(len(r.round) for r in records) else None
+    return error
+
+
+class _Escape(NamedTuple):
+    """A chain that left the finite numbers.
+
+    ``position`` is the last finite position of the chain; from there the upload of ``client`` in
+    ``round`` was not finite in ``parameter``, or, when ``parameter`` is None, its energy was not.
+    """
+
+    round: int
+    chain: int
+    client: int | None
+    parameter: int | None
+    position: jax.Array
+    last_good_round: int
+
+
+def _first_escape(
+    problem: Problem, engine: Engine, state: RunState, after: RunState, new: Records
+) -> _Escape | None:
+    """Find where a chain first left the finite numbers in the rounds from ``state`` to ``after``.
+
+    A gradient can stay finite where the energy is not, as that of log(θ) does for θ < 0; such a
+    chain wanders outside the posterior without ever failing, so the energies of kept draws count.
+    """
+    size = after.round - state.round
+    finite = all(bool(np.all(np.isfinite(np.asarray(leaf)))) for leaf in jax.tree.leaves(after.server))
+    failure = None if finite else engine.locate(problem, state, size)
+    bad = np.argwhere(~np.isfinite(new.energy))
+    if len(bad) and (failure is None or new.round[bad[0][0]] <= failure.round):
+        draw, chain = (int(i) for i in bad[0])
+        round_number = int(new.round[draw])
+        before = _position(problem, engine, state, round_number - 1, chain)
+        took_part = new.client[draw, chain][new.weight[draw, chain] > 0]
+        client = _client_without_energy(problem, took_part.tolist(), before)
+        # the position whose energy it is was the draw of the round before
+        return _Escape(round_number, chain, client, None, before, round_number - 2)
+    if failure is None:
+        return None
+    before = _position(problem, engine, state, failure.round - 1, failure.chain)
+    return _Escape(failure.round, failure.chain, failure.client, failure.parameter, before, failure.round - 1)
+
+
+def _position(problem: Problem, engine: Engine, state: RunState, round_number: int, chain: int) -> jax.Array:
+    """Position of a chain at the end of a round, by replaying rounds from ``state``."""
+    while state.round < round_number:
+        size = min(round_number - state.round, engine.most_rounds(problem, state))
+        state, _, _ = engine.advance(problem, state, size)
+    return problem.method.position(jax.tree.map(lambda leaf: leaf[chain], state.server))
+
+
+def _client_without_energy(problem: Problem, clients: list[int], theta: jax.Array) -> int | None:
+    data = problem.data
+    capacity = int(data.sizes[clients].max())
+    energy = energy_fn(problem.model, data.num_rows)
+    value = jax.jit(lambda batch: energy(theta, batch))
+    if not np.isfinite(problem.model.flat_logprior(theta)):
+        return None
+    for client in clients:
+        if not np.isfinite(value(client_rows(data, client, capacity))):
+            return client
+    return None
+
+
+def _up_to(records: Records, round_number: int) -> Records:
+    good = int(np.sum(records.round <= round_number))
+    return Records(*[field[:good] for field in records])
+
+
+def _explain(problem: Problem, positions: jax.Array, escape: _Escape) -> FaldError:
+    data, names = problem.data, problem.model.parameter_names
+
+    def described(client: int) -> str:
+        return f"client {data.names[client]!r} ({data.sizes[client]} of {data.num_rows} rows)"
+
+    if escape.client is not None:
+        where = described(escape.client)
+    else:
+        where = "the log prior" if escape.parameter is None else "the server's average"
+    values = np.asarray(escape.position, float)
+    if escape.parameter is not None:
+        message = (
+            f"non-finite value in round {escape.round}, {where}, parameter {names[escape.parameter]!r}, "
+            f"chain {escape.chain}"
+        )
+    else:
+        largest = np.argsort(-np.abs(values), kind="stable")[:5]
+        shown = ", ".join(f"{names[i]} = {values[i]:.4g}" for i in sorted(largest))
+        message = (
+            f"non-finite energy in round {escape.round}, {where}, chain {escape.chain}, "
+            f"with parameters {shown}"
+        )
+    step = _step_at(problem, escape.round)
+    worst, curvature = _worst_curvature(problem, positions[escape.chain], escape.client)
+    if step is None or worst is None:
+        hint = "try a ten times smaller step-size; if it persists, check the model for log(0) or overflow"
+        return NonFiniteError(message, hint=hint)
+    if step * curvature < 1:
+        return NonFiniteError(
+            f"{message}; step-size {step:g} times the largest curvature {curvature:.4g} is only "
+            f"{step * curvature:.2g}, so the step is not the likely cause",
+            hint="check the model at such values: log of a negative number, division by zero, overflow",
+        )
+    advice = "a schedule that stays below" if callable(_step_size(problem)) else "step-size"
+    return NonFiniteError(
+        f"{message}: step-size {step:g} times the curvature {curvature:.4g} of {described(worst)} "
+        f"is {step * curvature:.3g}, and steps are unstable above 2",
+        hint=f"try {advice} {0.2 / curvature:.2g} (0.2 divided by the curvature)",
+    )
+
+
+def _step_size(problem: Problem) -> Any:
+    return getattr(problem.method, "step_size", None)
+
+
+def _step_at(problem: Problem, round_number: int) -> float | None:
+    """The largest step size up to the end of a round, as far as a few looks at a schedule tell."""
+    step_size = _step_size(problem)
+    if not callable(step_size):
+        return step_size
+    steps = np.unique(np.linspace(0, round_number * problem.method.local_steps - 1, 50).astype(int))
+    sizes = [float(step_size(jnp.asarray(k, jnp.int32))) for k in steps]
+    return max([s for s in sizes if np.isfinite(s)], default=None)
+
+
+def _worst_curvature(problem: Problem, start: jax.Array, client: int | None) -> tuple[int | None, float]:
+    """The client of largest curvature at the start or near the mode, among some of them, and that value."""
+    model, data = problem.model, problem.data
+    clients = np.linspace(0, data.num_clients - 1, min(data.num_clients, _CLIENTS_EXAMINED)).astype(int)
+    clients = sorted({*clients.tolist(), *([] if client is None else [client])})
+    found = [
+        largest_curvatures(model, data, clients, theta) for theta in (start, pooled_mode(model, data, start))
+    ]
+    worst = np.nan_to_num(np.max(np.where(np.isfinite(found), found, 0), axis=0))
+    return (clients[int(np.argmax(worst))], float(worst.max())) if worst.max() > 0 else (None, 0.0)

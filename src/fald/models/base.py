@@ -1,0 +1,164 @@
+"""What a model is: a log prior, a log likelihood of one example, and a place to start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fald.errors import DataError
+from fald.types import Example, Position, as_floats
+
+if TYPE_CHECKING:
+    from fald.data import FederatedData
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A Bayesian model whose likelihood is a product over examples.
+
+    The joint posterior over all clients is
+    π(θ) ∝ exp(logprior_fn(θ) + Σ_c Σ_i loglikelihood_fn(θ, x_ci)): the prior counts once, however
+    many clients there are.
+
+    Parameters
+    ----------
+    logprior_fn
+        ``position -> scalar``.
+    loglikelihood_fn
+        ``(position, example) -> scalar`` for ONE example, a row of the data with the leading axis
+        removed.
+    initial_position
+        Any pytree of floating arrays; where the chains start, and the shape of the parameters.
+    predict_fn
+        ``(position, features) -> expected outcome`` for one row of features.
+    simulate_fn
+        ``(rng_key, position, features) -> outcome`` for one row; gives predictive intervals.
+    constrain_fn
+        ``position -> mapping`` from the unconstrained position to the quantities reported.
+    dims, coords
+        Dimension names per reported variable and their coordinate values, as in xarray.
+    ratios
+        Reported variable -> what its exponential is called, such as ``"odds ratio"``.
+    check_fn
+        ``data -> None``; raises ``DataError`` when rows do not fit the model.
+    name
+        What reports call the model.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> normal = Model(
+    ...     logprior_fn=lambda p: -0.5 * p["mu"] ** 2,
+    ...     loglikelihood_fn=lambda p, x: -0.5 * (x - p["mu"]) ** 2,
+    ...     initial_position={"mu": jnp.array(0.0)},
+    ... )
+    >>> normal.dim
+    1
+    """
+
+    logprior_fn: Callable[[Position], Any]
+    loglikelihood_fn: Callable[[Position, Example], Any]
+    initial_position: Position
+    predict_fn: Callable[[Position, Any], Any] | None = None
+    simulate_fn: Callable[[Any, Position, Any], Any] | None = None
+    constrain_fn: Callable[[Position], Mapping[str, Any]] | None = None
+    dims: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    coords: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    ratios: Mapping[str, str] = field(default_factory=dict)
+    check_fn: Callable[[FederatedData], None] | None = None
+    name: str = "custom"
+
+    def __post_init__(self):
+        leaves = jax.tree.leaves(self.initial_position)
+        if not leaves:
+            raise DataError("initial_position has no parameters", hint="give a pytree of floating arrays")
+        for leaf in leaves:
+            array = np.asarray(leaf)
+            if not (np.issubdtype(array.dtype, np.floating) and np.all(np.isfinite(array))):
+                raise DataError(
+                    f"initial_position must hold finite floating numbers; got {array.dtype} {array!r}",
+                    hint="write 0.0 instead of 0",
+                )
+        self._check_report()
+
+    def _check_report(self) -> None:
+        """Refuse names and labels that would only fail when the draws are put together, after the run."""
+        for name, value in jax.eval_shape(self.report, as_floats(self.initial_position)).items():
+            dims = self.dims.get(name)
+            if name in ("chain", "draw") or any(name in d for d in self.dims.values()):
+                raise DataError(f"a parameter cannot be called {name!r}: that is the name of a dimension")
+            if dims is not None and len(dims) != len(value.shape):
+                raise DataError(f"{name!r} has shape {value.shape}, but dims names it {list(dims)}")
+            for dim, size in zip(dims or (), value.shape):
+                if dim in self.coords and len(self.coords[dim]) != size:
+                    raise DataError(
+                        f"dimension {dim!r} of {name!r} has {size} entries, but coords gives it "
+                        f"{len(self.coords[dim])} labels"
+                    )
+
+    @property
+    def flat_initial_position(self) -> jax.Array:
+        """The starting point as one vector, in the run's floating type."""
+        return ravel_pytree(as_floats(self.initial_position))[0]
+
+    @property
+    def dim(self) -> int:
+        """Number of parameters."""
+        return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(self.initial_position))
+
+    def unravel(self, flat: jax.Array) -> Position:
+        """Turn one flat vector back into a position."""
+        return ravel_pytree(as_floats(self.initial_position))[1](flat)
+
+    def flat_logprior(self, flat: jax.Array) -> jax.Array:
+        """Log prior of a flat position."""
+        return jnp.asarray(self.logprior_fn(self.unravel(flat)))
+
+    def flat_loglikelihood(self, flat: jax.Array, example: Example) -> jax.Array:
+        """Log likelihood of one example at a flat position."""
+        return jnp.asarray(self.loglikelihood_fn(self.unravel(flat), example))
+
+    def report(self, position: Position) -> dict[str, Any]:
+        """Reported quantities of one position: constrained, as a flat mapping of arrays."""
+        if self.constrain_fn is not None:
+            # a slash would mean a subgroup in the result tree
+            return {name.replace("/", "."): value for name, value in self.constrain_fn(position).items()}
+        flat, _ = jax.tree_util.tree_flatten_with_path(position)
+        return {_path_name(path): leaf for path, leaf in flat}
+
+    @cached_property
+    def parameter_names(self) -> list[str]:
+        """A readable name for every entry of the flat position."""
+        flat, _ = jax.tree_util.tree_flatten_with_path(self.initial_position)
+        names = []
+        for path, leaf in flat:
+            base = _path_name(path)
+            labels = [self.coords.get(dim) for dim in self.dims.get(base, ())]
+            for index in np.ndindex(np.shape(leaf)):
+                known = len(labels) == len(index)
+                parts = [
+                    str(labels[axis][i]) if known and labels[axis] is not None else str(i)  # type: ignore[index]
+                    for axis, i in enumerate(index)
+                ]
+                names.append(f"{base}[{', '.join(parts)}]" if parts else base)
+        return names
+
+
+def _path_name(path: Sequence[Any]) -> str:
+    """``a.b`` for a leaf with a name; ``position`` and ``position.0`` for arrays and sequences."""
+    names = [_key_name(key).replace("/", ".") for key in path]
+    return ".".join(names if names and not names[0].isdigit() else ["position", *names])
+
+
+def _key_name(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)

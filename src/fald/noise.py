@@ -1,0 +1,47 @@
+"""The noise injected into a local step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from fald.keys import normals
+
+NoiseScale = Literal["realised", "paper"]
+
+
+def own_variance(noise: NoiseScale, share, weight):
+    """v_c, the variance factor of a client's own noise.
+
+    ``"realised"``: 1/w_c, the weight with which the update enters this round's average, so that the
+    averaged noise has variance 2ητ in every round. ``"paper"``: 1/p_c whatever the participation;
+    with S of N devices the average is then about N/S times too hot.
+    """
+    return 1.0 / share if noise == "paper" else 1.0 / jnp.where(weight > 0, weight, 1.0)
+
+
+def injected(
+    shared_key: jax.Array,
+    own_key: jax.Array,
+    step,
+    dim: int,
+    *,
+    step_size,
+    temperature,
+    correlation,
+    variance,
+    uses_shared: bool,
+    uses_own: bool,
+) -> jax.Array:
+    """√(2ητ)·(ρ ξ̇ + √((1−ρ²) v_c) ξ^c): noise shared by all clients plus the client's own.
+
+    ``uses_shared`` and ``uses_own`` are static: a part whose factor is zero is not drawn.
+    """
+    total = jnp.zeros((dim,), jnp.zeros(()).dtype)
+    if uses_shared:
+        total += correlation * normals(shared_key, step, dim)
+    if uses_own:
+        total += jnp.sqrt((1 - correlation**2) * variance) * normals(own_key, step, dim)
+    return jnp.sqrt(2 * step_size * temperature) * total

@@ -1,0 +1,148 @@
+"""Who takes part in a round, and with what weight in the average."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fald.errors import ConfigError
+from fald.gradients import choose_without_replacement
+from fald.keys import integers
+
+Scheme = Literal["full", "with-replacement", "without-replacement"]
+
+
+@dataclass(frozen=True)
+class Participation:
+    """How the devices of a round are chosen; made by the three functions below.
+
+    Attributes
+    ----------
+    scheme
+        ``"full"``, ``"with-replacement"`` (Scheme I) or ``"without-replacement"`` (Scheme II).
+    num_participants
+        S, the number of draws per round; ``None`` for full participation.
+    allow_unequal
+        Scheme II only: run although the client weights are unequal.
+    """
+
+    scheme: Scheme = "full"
+    num_participants: int | None = None
+    allow_unequal: bool = False
+
+    def check(self, sizes: np.ndarray) -> None:
+        """Raise ``ConfigError`` if this participation does not fit clients of these sizes."""
+        if self.scheme == "full":
+            return
+        num_clients, s = len(sizes), self.num_participants
+        if not isinstance(s, int | np.integer) or isinstance(s, bool) or s < 1:
+            raise ConfigError(
+                f"num-participants must be a whole number ≥ 1; got {s!r}",
+                hint="it is S, the number of devices drawn per round",
+            )
+        if self.scheme == "without-replacement":
+            if s > num_clients:
+                raise ConfigError(
+                    f"num-participants must be ≤ the number of clients without replacement; "
+                    f"got {s} with {num_clients} clients",
+                    hint=f"choose 1 to {num_clients}, or full participation",
+                )
+            if not self.allow_unequal and len(np.unique(sizes)) > 1:
+                raise ConfigError(
+                    f"drawing without replacement weighs every client 1/S, but the clients have "
+                    f"{int(min(sizes))} to {int(max(sizes))} rows: the chain would sample another posterior",
+                    hint="use with-replacement, full participation, or set allow-unequal if that is meant",
+                )
+
+
+def full() -> Participation:
+    """Every client in every round, weight p_c = n_c / n.
+
+    Examples
+    --------
+    >>> full().scheme
+    'full'
+    """
+    return Participation("full")
+
+
+def with_replacement(num_participants: int) -> Participation:
+    """Scheme I: S draws, client c with probability p_c; weight = (times drawn) / S.
+
+    Examples
+    --------
+    >>> with_replacement(3).num_participants
+    3
+    """
+    return Participation("with-replacement", num_participants)
+
+
+def without_replacement(num_participants: int, *, allow_unequal: bool = False) -> Participation:
+    """Scheme II: S distinct clients, uniformly; weight = 1 / S.
+
+    It targets the joint posterior only when all clients have equally many rows; otherwise it is
+    refused unless ``allow_unequal`` is set.
+
+    Examples
+    --------
+    >>> without_replacement(3).scheme
+    'without-replacement'
+    """
+    return Participation("without-replacement", num_participants, allow_unequal)
+
+
+class Drawn(NamedTuple):
+    """The participants of one round of one chain.
+
+    ``client`` (slots,) are client indices in ascending order, ``weight`` (slots,) their weights in
+    the average. A slot of weight zero is empty: a repeated draw in Scheme I.
+    """
+
+    client: jax.Array
+    weight: jax.Array
+
+
+def num_slots(participation: Participation, num_clients: int) -> int:
+    """Most clients that can take part in one round."""
+    if participation.scheme == "full":
+        return num_clients
+    assert participation.num_participants is not None
+    return participation.num_participants
+
+
+def draw(participation: Participation, rng_key: jax.Array, offsets: jax.Array) -> Drawn:
+    """Draw the participants of one round.
+
+    Parameters
+    ----------
+    participation
+        The scheme.
+    rng_key
+        Key of the participation stream of this chain and round.
+    offsets
+        (num_clients + 1,) first row of each client in the flat row order, and the number of rows.
+
+    Returns
+    -------
+    Drawn
+        Participants and weights. Scheme I draws a row and takes its client, so its probabilities
+        are exactly n_c / n.
+    """
+    num_clients = offsets.shape[0] - 1
+    dtype = jnp.zeros(()).dtype
+    sizes = offsets[1:] - offsets[:-1]
+    if participation.scheme == "full":
+        return Drawn(jnp.arange(num_clients, dtype=jnp.int32), sizes.astype(dtype) / offsets[-1].astype(dtype))
+    s = num_slots(participation, num_clients)
+    if participation.scheme == "without-replacement":
+        chosen = jnp.sort(choose_without_replacement(rng_key, num_clients, s))
+        return Drawn(chosen, jnp.full((s,), 1.0 / s, dtype))
+    rows = integers(rng_key, 0, s, offsets[-1])
+    chosen = jnp.sort(jnp.searchsorted(offsets, rows, side="right") - 1).astype(jnp.int32)
+    times = jnp.sum(chosen[:, None] == chosen[None, :], axis=1)
+    first = jnp.concatenate([jnp.ones((1,), bool), chosen[1:] != chosen[:-1]])
+    return Drawn(chosen, jnp.where(first, times, 0).astype(dtype) / s)

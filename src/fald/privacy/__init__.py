@@ -1,0 +1,36 @@
+"""Differential privacy of a run: events, accountants, calibration, and the statement to publish.
+
+``RunSettings`` and ``step_noise`` say what a run reveals; ``account`` and ``Ledger`` turn that into ε;
+``paper_bound`` is the published bound, corrected; ``calibrate`` goes from a budget to settings;
+``statement`` puts the result into words.
+"""
+
+from fald.privacy.accountant import Ledger, account
+from fald.privacy.calibration import Budget, Calibration, FrontPoint, calibrate, pareto_front
+from fald.privacy.events import Presence, StepNoise, step_noise
+from fald.privacy.paper import PaperBound, paper_bound
+from fald.privacy.pld import step_profile
+from fald.privacy.report import PrivacyReport
+from fald.privacy.settings import RunSettings
+from fald.privacy.statements import Statement, require_private, statement
+
+__all__ = [
+    "Budget",
+    "Calibration",
+    "FrontPoint",
+    "Ledger",
+    "PaperBound",
+    "Presence",
+    "PrivacyReport",
+    "RunSettings",
+    "Statement",
+    "StepNoise",
+    "account",
+    "calibrate",
+    "paper_bound",
+    "pareto_front",
+    "require_private",
+    "statement",
+    "step_noise",
+    "step_profile",
+]

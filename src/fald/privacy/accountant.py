@@ -1,0 +1,314 @@
+"""From events to ε: per client, after any number of rounds, at a given δ."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fald.errors import ConfigError, PrivacyError
+from fald.privacy.compose import Loss
+from fald.privacy.events import View, step_noise
+from fald.privacy.rdp import RdpSteps
+from fald.privacy.report import Method, PrivacyReport, Sampling, Shown
+from fald.privacy.rounds import ClientLedger
+from fald.privacy.settings import RunSettings
+
+
+class Ledger:
+    """ε of every client after any number of rounds; build once, ask often.
+
+    Clients with equal weight, size and participation are computed once.
+
+    Parameters
+    ----------
+    settings
+        The run; its ``num_rounds`` is the most that can be asked for.
+    delta
+        δ of the guarantee, the same for all rounds.
+    method, sampling, view, num_colluders, participation, times_drawn
+        As in ``account``.
+
+    Examples
+    --------
+    >>> run = RunSettings(sizes=[6000] * 10, local_steps=10, num_rounds=1000, step_size=1e-7,
+    ...                   batch_size=200, sensitivity=2.0)
+    >>> ledger = Ledger(run, delta=1e-5)
+    >>> round(ledger.worst(1000), 3), ledger.max_rounds(0.25)
+    (0.506, 274)
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        delta: float,
+        method: Method = "pld",
+        sampling: Sampling = "without-replacement",
+        view: View = "server",
+        num_colluders: int = 0,
+        participation: Shown = "hidden",
+        times_drawn: ArrayLike | None = None,
+    ):
+        _check_options(delta, method, sampling, participation)
+        self.settings, self.delta = settings, float(delta)
+        self.method: Method = method
+        self.sampling: Sampling = sampling
+        self.participation: Shown = participation
+        self.noise = step_noise(settings, view=view, num_colluders=num_colluders)
+        if sampling == "poisson" and settings.clip_norm is None and settings.batch_size is not None:
+            raise PrivacyError(
+                "Poisson sampling needs a bound on the norm of a row's gradient, not only on differences",
+                hint="set clip-norm, or account for batches of fixed size: sampling 'without-replacement'",
+            )
+        self._times = self._drawn(times_drawn)
+        self._ledgers: list[ClientLedger] = []
+        self._which = np.zeros(settings.num_clients, int)
+        seen: dict[Any, int] = {}
+        for c in range(settings.num_clients):
+            times = None if self._times is None else self._times[:, :, c]
+            key = (settings.sizes[c], None if times is None else times.tobytes())
+            if key not in seen:
+                seen[key] = len(self._ledgers)
+                self._ledgers.append(
+                    ClientLedger(self.noise, c, times, delta=self.delta, method=method, sampling=sampling)
+                )
+            self._which[c] = seen[key]
+        self._last: dict[int, tuple[int, Loss]] = {}
+
+    def _drawn(self, times_drawn: ArrayLike | None) -> np.ndarray | None:
+        """(chains, rounds, clients) times drawn; ``None`` where chance decides."""
+        s = self.settings
+        shape = (s.num_chains, s.num_rounds, s.num_clients)
+        if self.participation == "hidden":
+            if times_drawn is not None:
+                raise ConfigError("times-drawn is only read with participation 'realised'")
+            return None
+        if s.scheme == "full":
+            return None if times_drawn is None else np.broadcast_to(np.asarray(times_drawn) > 0, shape) * 1
+        if times_drawn is None:
+            raise ConfigError(
+                "participation 'realised' needs times-drawn: how often each client was drawn in each round"
+            )
+        times = np.asarray(times_drawn)
+        if times.ndim == 1 and times.shape == (s.num_clients,):
+            if self.noise.times_matter or self.noise.step.size > 1:
+                raise ConfigError(
+                    "counts of rounds per client are not enough here: the noise differs between rounds",
+                    hint="give times-drawn as a table of rounds by clients",
+                )
+            if np.any(times < 0) or np.any(times > s.num_chains * s.num_rounds):
+                raise ConfigError(
+                    f"rounds taken part in must be between 0 and {s.num_chains * s.num_rounds}; got {times}"
+                )
+            flat = np.arange(s.num_chains * s.num_rounds)[:, None] < times
+            return flat.reshape(shape).astype(int)
+        if times.ndim == 2 and s.num_chains == 1:
+            times = times[None]
+        if times.shape != shape or np.any(times < 0) or np.any(times != np.floor(times)):
+            raise ConfigError(
+                f"times-drawn must be whole numbers of shape {shape} (chains, rounds, clients), "
+                f"{shape[1:]} for one chain, or {shape[2:]} rounds per client; got shape {times.shape}"
+            )
+        if np.any(times > (s.num_participants if s.scheme == "with-replacement" else 1)):
+            raise ConfigError("times-drawn has a client drawn more often than the scheme can draw it")
+        times = times.astype(int)
+        return times if self.noise.times_matter else np.minimum(times, 1)
+
+    def _loss(self, index: int, num_rounds: int) -> Loss:
+        at, loss = self._last.get(index, (0, None))
+        if at > num_rounds:
+            at, loss = 0, None
+        if loss is None or at < num_rounds:
+            loss = self._ledgers[index].advance(loss, at, num_rounds)
+            self._last[index] = (num_rounds, loss)
+        return loss
+
+    def _check_rounds(self, num_rounds: int | None) -> int:
+        rounds = self.settings.num_rounds if num_rounds is None else num_rounds
+        if not 0 <= rounds <= self.settings.num_rounds:
+            raise ConfigError(f"num-rounds must be between 0 and {self.settings.num_rounds}; got {rounds}")
+        return int(rounds)
+
+    def epsilon(self, num_rounds: int | None = None) -> np.ndarray:
+        """(N,) ε of each client after ``num_rounds`` rounds; all of them where not given."""
+        rounds = self._check_rounds(num_rounds)
+        values = [
+            0.0 if led.idle or rounds == 0 else led.steps.epsilon(self._loss(i, rounds), self.delta)
+            for i, led in enumerate(self._ledgers)
+        ]
+        return np.array(values)[self._which]
+
+    def worst(self, num_rounds: int | None = None) -> float:
+        """Largest ε of any client after ``num_rounds`` rounds."""
+        return float(np.max(self.epsilon(num_rounds)))
+
+    def delta_at(self, epsilon: float, num_rounds: int | None = None) -> np.ndarray:
+        """(N,) δ that goes with a chosen ε after ``num_rounds`` rounds."""
+        rounds = self._check_rounds(num_rounds)
+        values = [
+            0.0 if led.idle or rounds == 0 else led.steps.delta(self._loss(i, rounds), float(epsilon))
+            for i, led in enumerate(self._ledgers)
+        ]
+        return np.array(values)[self._which]
+
+    def max_rounds(self, epsilon: float) -> int:
+        """Most rounds, up to those of the settings, after which no client's ε exceeds ``epsilon``."""
+        most = self.settings.num_rounds
+        for led in self._ledgers:
+            if led.idle:
+                continue
+            low, low_loss, high = 0, None, most + 1
+            probe = most  # often all rounds fit
+            while high - low > 1:
+                loss = led.advance(low_loss, low, probe)
+                if led.steps.epsilon(loss, self.delta) <= epsilon:
+                    low, low_loss = probe, loss
+                else:
+                    high = probe
+                probe = (low + high) // 2
+            most = low
+        return most
+
+    def report(self, num_rounds: int | None = None) -> PrivacyReport:
+        """ε after ``num_rounds`` rounds (all where not given), with everything it rests on.
+
+        For a run that was stopped early this is the report to publish: its ε is the one by which
+        ``max_rounds`` stopped it.
+        """
+        rounds = self._check_rounds(num_rounds)
+        settings = self.settings.first_rounds(rounds)
+        if self._times is None:
+            taken_part = self.noise.inclusion * rounds * settings.num_chains
+        else:
+            taken_part = np.sum(self._times[:, :rounds] > 0, axis=(0, 1)).astype(float)
+        interval, order = np.full(len(self._ledgers), math.nan), np.full(len(self._ledgers), math.nan)
+        epsilon = self.epsilon(rounds)
+        for i, led in enumerate(self._ledgers):
+            if led.idle:
+                continue
+            if isinstance(led.steps, RdpSteps):
+                order[i] = led.steps.best_order(self._loss(i, rounds), self.delta)
+            else:
+                interval[i] = led.steps.interval
+        return PrivacyReport(
+            epsilon=epsilon,
+            delta=self.delta,
+            method=self.method,
+            sampling=self.sampling,
+            view=self.noise.view,
+            num_colluders=self.noise.num_colluders,
+            participation=self.participation,
+            settings=settings,
+            noise=step_noise(settings, view=self.noise.view, num_colluders=self.noise.num_colluders),
+            rounds_taken_part=taken_part,
+            grid_interval=interval[self._which],
+            rdp_order=order[self._which],
+        )
+
+
+def _check_options(delta: float, method: str, sampling: str, participation: str) -> None:
+    if not 0 < delta < 1:
+        raise ConfigError(
+            f"delta must be between 0 and 1, both excluded; got {delta}",
+            hint="Gaussian noise gives no guarantee with delta 0; choose well below 1 / (rows of a client)",
+        )
+    if method not in ("pld", "rdp"):
+        raise ConfigError(f"method must be 'pld' or 'rdp'; got {method!r}")
+    if sampling == "shuffled":
+        raise PrivacyError(
+            "batches from shuffled epochs are not independent draws: no amplification is proved for them",
+            hint="draw a fresh batch at every step, or use all rows",
+        )
+    if sampling not in ("without-replacement", "poisson"):
+        raise ConfigError(f"sampling must be 'without-replacement' or 'poisson'; got {sampling!r}")
+    if participation not in ("hidden", "realised"):
+        raise ConfigError(f"participation must be 'hidden' or 'realised'; got {participation!r}")
+
+
+def account(
+    settings: RunSettings,
+    *,
+    delta: float,
+    method: Method = "pld",
+    sampling: Sampling = "without-replacement",
+    view: View = "server",
+    num_colluders: int = 0,
+    participation: Shown = "hidden",
+    times_drawn: ArrayLike | None = None,
+) -> PrivacyReport:
+    r"""ε of every client's records at a given δ.
+
+    Two data sets are neighbours when one row of one client is replaced. Every local step is treated
+    as if its result were seen (releasing less reveals less); a round of K steps happens with the
+    probability q_c that the client takes part,
+
+        E[e^{sL_run}] = Π_rounds ((1 − q_c) + q_c Π_k E[e^{sL_k}]),
+
+    and ε is read off the composed loss at δ.
+
+    Parameters
+    ----------
+    settings
+        The run.
+    delta
+        δ; choose it well below one over the number of rows of a client.
+    method
+        ``"pld"`` (tight) or ``"rdp"`` (looser, by other means). Where the first has no grid, for ε in
+        the thousands or δ near 1e-12, the second is used, and the report says so.
+    sampling
+        ``"without-replacement"``: batches of fixed size, as the sampler draws them; ``"poisson"``:
+        each row by its own coin, which needs ``clip_norm``.
+    view
+        ``"server"``: every upload is seen. ``"summed"``: only sums of uploads are.
+    num_colluders
+        With ``"summed"``, sites that may side with the server.
+    participation
+        ``"hidden"``: averaged over the random choice of clients, made independently of the data;
+        ``"realised"``: given who did take part.
+    times_drawn
+        For ``"realised"``: how often each client was drawn, (rounds, clients), (chains, rounds,
+        clients), or (clients,) rounds taken part in where all rounds are alike.
+
+    Returns
+    -------
+    PrivacyReport
+        Per-client ε, the worst, and everything they rest on.
+
+    Raises
+    ------
+    PrivacyError
+        If the run gives no privacy: ρ = 1, τ = 0, unbounded gradients, shuffled batches.
+    ConfigError
+        If an option is outside its range.
+
+    Notes
+    -----
+    Not guaranteed: anything about tuning on the same data, a start that depends on the data, noise
+    whose seed others know, time or floating-point side channels. ``"hidden"`` is no promise to a
+    client that was drawn unusually often; ``"realised"`` is.
+
+    References
+    ----------
+    Zhu, Dong, Wang, "Optimal accounting of differential privacy via characteristic function" (2022).
+
+    Examples
+    --------
+    >>> run = RunSettings(sizes=[6000] * 10, local_steps=1, num_rounds=10_000, step_size=1e-6,
+    ...                   batch_size=200, sensitivity=2.0)
+    >>> report = account(run, delta=1e-5)
+    >>> round(report.worst, 2)
+    1.87
+    """
+    return Ledger(
+        settings,
+        delta=delta,
+        method=method,
+        sampling=sampling,
+        view=view,
+        num_colluders=num_colluders,
+        participation=participation,
+        times_drawn=times_drawn,
+    ).report()

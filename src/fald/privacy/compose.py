@@ -1,0 +1,87 @@
+r"""How privacy losses add up: composition, repetition, and chance.
+
+Let L be the privacy loss of a mechanism. Everything an accountant uses is an expectation E[e^{sL}]:
+at s = iω the Fourier transform of the loss distribution, at real s = α − 1 the Rényi divergence
+(its logarithm is (α−1)·D_α). Mechanisms that run one after another multiply these expectations;
+a mechanism that runs with probability q, and otherwise does nothing, has (1−q) + q·E[e^{sL}].
+
+The last rule is where accounting for random participation is easily done wrong. It grants the
+observer knowledge of who took part, and it shrinks δ, not ε: the published theorem's
+ε → log(1 + q(e^ε − 1)) would need uploads of different clients to be hard to tell apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Loss(NamedTuple):
+    """The privacy loss of a mechanism, as an accountant carries it.
+
+    Attributes
+    ----------
+    transform
+        Fourier transform of the finite losses on the accountant's grid; empty where it has none.
+    log_moment
+        log E[e^{sL}] at the accountant's real orders s.
+    infinity
+        Upper bound on the probability of an infinite loss.
+    factors
+        Number of multiplications behind ``transform``, for a bound on round-off.
+    """
+
+    transform: np.ndarray
+    log_moment: np.ndarray
+    infinity: float
+    factors: float
+
+
+def nothing(like: Loss) -> Loss:
+    """The loss of a mechanism that reveals nothing."""
+    return Loss(np.ones_like(like.transform), np.zeros_like(like.log_moment), 0.0, 0.0)
+
+
+def together(losses: Iterable[Loss]) -> Loss:
+    """Loss of mechanisms that all run, each free to depend on what the others revealed."""
+    first, *rest = losses
+    for other in rest:
+        first = Loss(
+            first.transform * other.transform,
+            first.log_moment + other.log_moment,
+            first.infinity + other.infinity,
+            first.factors + other.factors,
+        )
+    return first
+
+
+def repeated(loss: Loss, count: int) -> Loss:
+    """Loss of ``count`` independent runs of one mechanism."""
+    if count == 1:
+        return loss
+    if count == 0:
+        return nothing(loss)
+    return Loss(
+        loss.transform ** float(count), loss.log_moment * count, loss.infinity * count, loss.factors * count
+    )
+
+
+def mixed(losses: Sequence[Loss], probabilities: Sequence[float]) -> Loss:
+    """Loss of a mechanism drawn at random in the open; with the remaining probability, nothing runs."""
+    if len(losses) == 1 and probabilities[0] == 1:
+        return losses[0]
+    idle = max(0.0, 1.0 - float(sum(probabilities)))
+    transform = np.full_like(losses[0].transform, idle)
+    for loss, probability in zip(losses, probabilities):
+        transform += probability * loss.transform
+    logs = [loss.log_moment + np.log(probability) for loss, probability in zip(losses, probabilities)]
+    if idle > 0:
+        logs.append(np.full_like(losses[0].log_moment, np.log(idle)))
+    return Loss(
+        transform,
+        np.logaddexp.reduce(np.stack(logs), axis=0),
+        float(sum(p * loss.infinity for loss, p in zip(losses, probabilities))),
+        max(loss.factors for loss in losses) + 1.0,
+    )

@@ -1,0 +1,204 @@
+"""Draws as an ``xarray.DataTree``: building, saving, summarising."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from fald.checkpoint import writing
+from fald.engines.base import Problem, Records
+from fald.errors import ConfigError, DataError, StorageError
+from fald.version import __version__
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+
+def build_tree(problem: Problem, records: list[Records], settings: dict[str, Any]) -> xr.DataTree:
+    """Collect kept draws into the result tree."""
+    import xarray as xr
+
+    model, data = problem.model, problem.data
+    joined = Records(*[np.concatenate([getattr(r, f) for r in records]) for f in Records._fields])
+    flat = np.swapaxes(joined.position, 0, 1)
+    num_chains, num_draws = flat.shape[:2]
+    report = jax.jit(jax.vmap(lambda theta: model.report(model.unravel(theta))))
+    values = report(flat.reshape(num_chains * num_draws, -1))
+    coords: dict[str, Any] = {"chain": np.arange(num_chains), "draw": np.arange(num_draws)}
+    posterior = {}
+    for name, value in values.items():
+        array = np.asarray(value)
+        array = array.reshape(num_chains, num_draws, *array.shape[1:])
+        dims = list(model.dims.get(name, [f"{name}_dim_{i}" for i in range(array.ndim - 2)]))
+        for dim, size in zip(dims, array.shape[2:]):
+            coords.setdefault(dim, list(model.coords.get(dim, range(size))))
+        attrs = {"ratio": model.ratios[name]} if name in model.ratios else {}
+        posterior[name] = xr.Variable(["chain", "draw", *dims], array, attrs)
+    per_slot = ["chain", "draw", "slot"]
+    stats = {
+        "round": (["draw"], joined.round),
+        "energy": (["chain", "draw"], joined.energy.T),
+        "participant": (per_slot, np.swapaxes(joined.client, 0, 1)),
+        "weight": (per_slot, np.swapaxes(joined.weight, 0, 1)),
+        "drift": (per_slot, np.swapaxes(joined.drift, 0, 1)),
+    }
+    constant = {
+        "size": (["client"], np.asarray(data.sizes, np.int64)),
+        "share": (["client"], np.asarray(data.weights, float)),
+    }
+    base = {k: coords[k] for k in ("chain", "draw")}
+    groups = {
+        "posterior": xr.Dataset(posterior, coords),
+        "sample_stats": xr.Dataset(stats, base),
+        "constant_data": xr.Dataset(constant, {"client": list(data.names)}),
+    }
+    if model.constrain_fn is not None:
+        raw = {"position": (["chain", "draw", "parameter"], flat)}
+        groups["unconstrained_posterior"] = xr.Dataset(raw, {**base, "parameter": model.parameter_names})
+    tree = xr.DataTree.from_dict(groups)
+    tree.attrs = {
+        "inference_library": "fald",
+        "inference_library_version": __version__,
+        "method": problem.method.name,
+        "model": model.name,
+        "point_estimate": int(problem.method.point_estimate),
+        "settings": json.dumps(settings),
+        "data": data.fingerprint(),
+    }
+    return tree
+
+
+def save(tree: xr.DataTree, path: str | Path) -> Path:
+    """Write a result to a NetCDF file, whole or not at all.
+
+    Examples
+    --------
+    ``fald.save(tree, "posterior.nc")`` and later ``fald.load("posterior.nc")``.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise StorageError(f"cannot write {path}: folder {path.parent} does not exist")
+    with writing(path) as temporary:
+        tree.to_netcdf(temporary, engine="h5netcdf")
+    return path
+
+
+def load(path: str | Path) -> xr.DataTree:
+    """Read a result written by ``save``."""
+    import xarray as xr
+
+    path = Path(path)
+    if not path.is_file():
+        raise StorageError(f"no such file: {path}", hint="give the posterior.nc of a finished run")
+    try:
+        with xr.open_datatree(path, engine="h5netcdf") as tree:
+            loaded = tree.load()
+    except (OSError, ValueError, KeyError) as error:
+        raise StorageError(
+            f"{path} is not a readable result ({error})", hint="restore it, or run again"
+        ) from error
+    if "posterior" not in loaded.children:
+        raise StorageError(f"{path} has no posterior in it", hint="give the posterior.nc of a fald run")
+    return loaded
+
+
+def settings_of(tree: xr.DataTree) -> dict[str, Any]:
+    """All settings a result was made with."""
+    return json.loads(tree.attrs["settings"])
+
+
+def check_level(level: float) -> float:
+    """Return a probability strictly between 0 and 1, or raise ``ConfigError``."""
+    if not 0 < level < 1:
+        raise ConfigError(f"level must be between 0 and 1; got {level!r}", hint="0.95 is usual")
+    return float(level)
+
+
+def require_posterior(tree: xr.DataTree) -> xr.DataTree:
+    """Return ``tree`` if its draws are from a posterior, else raise ``DataError``."""
+    if tree.attrs.get("point_estimate"):
+        raise DataError(
+            f"{tree.attrs.get('method')} gives a point estimate; its iterates are not draws from a posterior",
+            hint="use a temperature > 0 for intervals",
+        )
+    return tree
+
+
+def draws_by_row(tree: xr.DataTree) -> dict[str, tuple[str, np.ndarray]]:
+    """Label -> (variable, (chain, draw) array) for every scalar of the posterior.
+
+    A regression coefficient is called by its feature, unless something else has that name; others
+    ``name[index]``.
+    """
+    posterior = tree["posterior"]
+    per_feature = [str(n) for n, array in posterior.data_vars.items() if array.dims[2:] == ("feature",)]
+    rows = {}
+    for name, array in posterior.data_vars.items():
+        dims = [str(d) for d in array.dims[2:]]
+        values = array.values
+        for place in np.ndindex(values.shape[2:]):
+            index = [str(array.coords[d].values[i] if d in array.coords else i) for d, i in zip(dims, place)]
+            label = f"{name}[{', '.join(index)}]" if dims else str(name)
+            if per_feature == [name] and index[0] not in posterior.data_vars:
+                label = index[0]
+            rows[label] = (str(name), values[(slice(None), slice(None), *place)])
+    return rows
+
+
+def summary(tree: xr.DataTree, *, level: float = 0.95) -> pd.DataFrame:
+    """Table of the posterior: mean, sd, interval, and how well it was sampled.
+
+    Parameters
+    ----------
+    tree
+        A result of ``fald.sample``.
+    level
+        Probability of the equal-tailed credible interval; the columns carry its ends in their
+        names.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per parameter. ``mcse`` is the Monte-Carlo standard error of the mean, ``ess_bulk``
+        and ``ess_tail`` effective sample sizes, ``r_hat`` the rank-normalised split R-hat. Models
+        with odds or rate ratios get them with their interval. R-hat sees mixing, not bias.
+
+    Raises
+    ------
+    DataError
+        If the result is a point estimate.
+    """
+    import pandas as pd
+
+    from fald.diagnostics import convergence
+
+    require_posterior(tree)
+    tail = (1 - check_level(level)) / 2
+    low, high = f"{100 * tail:g}%", f"{100 * (1 - tail):g}%"
+    posterior = tree["posterior"]
+    diagnostics = convergence(tree)
+    table = []
+    for label, (variable, draws) in draws_by_row(tree).items():
+        draws = draws.astype(np.float64)
+        ends = np.quantile(draws, [tail, 1 - tail])
+        row = {
+            "parameter": label,
+            "mean": draws.mean(),
+            "sd": draws.std(ddof=1),
+            low: ends[0],
+            high: ends[1],
+            **diagnostics[label],
+        }
+        ratio = posterior[variable].attrs.get("ratio")
+        if ratio:
+            row[ratio] = np.exp(np.median(draws))
+            row[f"{ratio} {low}"], row[f"{ratio} {high}"] = np.exp(ends)
+        table.append(row)
+    frame = pd.DataFrame(table).set_index("parameter")
+    frame.attrs["level"] = level
+    return frame

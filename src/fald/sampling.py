@@ -1,0 +1,276 @@
+"""``fald.sample``: put a problem together, run it, return the draws."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from fald import loop
+from fald.checkpoint import Checkpoint
+from fald.data import FederatedData
+from fald.engines.base import Engine, Problem, Records
+from fald.engines.inprocess import InProcess
+from fald.errors import ConfigError, DataError
+from fald.models.base import Model
+from fald.noise import NoiseScale
+from fald.participation import Participation, full
+from fald.results import build_tree
+from fald.samplers.base import Method
+from fald.samplers.fald import check_count, fald
+from fald.types import Position, StepSize, as_floats, float_dtype
+from fald.version import __version__
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def sample(
+    rng_key: jax.Array | int,
+    model: Model,
+    data: FederatedData,
+    *,
+    num_rounds: int,
+    local_steps: int | None = None,
+    step_size: StepSize | None = None,
+    temperature: float = 1.0,
+    correlation: float = 0.0,
+    participation: Participation | None = None,
+    noise: NoiseScale = "realised",
+    batch_size: int | None = None,
+    num_chains: int = 4,
+    num_warmup: int = 0,
+    thinning: int = 1,
+    initial_position: Position | None = None,
+    method: Method | None = None,
+    engine: Engine | None = None,
+    progress: bool = True,
+    checkpoint: str | Path | Checkpoint | None = None,
+) -> xr.DataTree:
+    """Draw from the joint posterior of all clients by federated averaging Langevin dynamics.
+
+    Every round each participating client takes K noisy gradient steps on its own rows,
+
+      β^c ← β^c − η ∇f̃^c(β^c) + √(2ητ)·(ρ ξ̇ + √((1−ρ²) v_c) ξ^c),
+
+    and the server averages, θ = Σ_c w_c β^c.
+
+    Parameters
+    ----------
+    rng_key
+        A JAX key, or an integer seed. The same key gives the same draws.
+    model, data
+        The model, and the rows of each client.
+    num_rounds
+        Rounds in total, warm-up included.
+    local_steps
+        K, steps between synchronisations.
+    step_size
+        η, or a function from the step number to η, such as ``fald.paper_decay(L, m)``.
+    temperature
+        τ; the chains sample exp(−f/τ).
+    correlation
+        ρ, correlation of the injected noise between clients, 0 to 1.
+    participation
+        ``fald.full()`` (default), ``fald.with_replacement(S)`` or ``fald.without_replacement(S)``.
+        Each chain draws its own participants.
+    noise
+        ``"realised"`` scales a client's own noise by its weight in this round's average, so that the
+        average has the right temperature; ``"paper"`` by its share of the rows.
+    batch_size
+        Rows per stochastic gradient, drawn afresh without replacement in every step; None for exact
+        gradients.
+    num_chains, num_warmup, thinning
+        Chains; rounds thrown away at the start; rounds per kept draw after that.
+    initial_position
+        Where chains start: a position, or one with a leading chain axis. Default: the model's.
+    method
+        A method from ``fald.samplers`` instead of FA-LD; then ``local_steps``, ``step_size``,
+        ``temperature``, ``correlation``, ``noise`` and ``batch_size`` are the method's own.
+    engine
+        Where clients run; in this process by default.
+    progress
+        Report on standard error.
+    checkpoint
+        Folder (or ``fald.Checkpoint``) to save to. A folder that holds an earlier part of the same
+        run is continued, to the same draws as an uninterrupted run.
+
+    Returns
+    -------
+    xarray.DataTree
+        Groups ``posterior`` (chain, draw, …), ``sample_stats`` and ``constant_data``; settings in
+        the attributes.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If settings or data cannot be used.
+    NonFiniteError, Interrupted, StorageError
+        If the run ends early; the draws so far are in the exception's ``tree``.
+
+    Notes
+    -----
+    Draws follow the posterior only up to a bias that grows with the step size, with K and with the
+    differences between clients. R-hat and ESS see mixing, not this bias.
+
+    Examples
+    --------
+    >>> import numpy as np, fald
+    >>> rng = np.random.default_rng(0)
+    >>> clients = {"a": rng.normal(1, 1, (30, 1)), "b": rng.normal(1, 1, (10, 1))}
+    >>> data = fald.FederatedData.from_arrays(clients)
+    >>> tree = fald.sample(0, fald.models.gaussian_location([[1.0]]), data, num_rounds=200,
+    ...                    local_steps=5, step_size=1e-3, num_warmup=100, progress=False)
+    >>> dict(tree["posterior"].sizes)
+    {'chain': 4, 'draw': 100, 'location_dim_0': 1}
+    """
+    if method is None:
+        if local_steps is None or step_size is None:
+            raise ConfigError(
+                "local-steps and step-size are needed", hint="or pass a method from fald.samplers"
+            )
+        method = fald(
+            local_steps=local_steps,
+            step_size=step_size,
+            temperature=temperature,
+            correlation=correlation,
+            noise=noise,
+            batch_size=batch_size,
+        )
+    elif (local_steps, step_size, temperature, correlation, noise, batch_size) != (
+        None, None, 1.0, 0.0, "realised", None,
+    ):  # fmt: skip
+        raise ConfigError("settings of the method belong into the method", hint="remove them from sample()")
+    num_rounds = check_count("num-rounds", num_rounds, 1)
+    num_chains = check_count("num-chains", num_chains, 1)
+    num_warmup = check_count("num-warmup", num_warmup, 0)
+    thinning = check_count("thinning", thinning, 1)
+    if num_rounds - num_warmup < thinning:
+        raise ConfigError(
+            f"no draw would be kept: {num_rounds} rounds, {num_warmup} of them warm-up, thinning {thinning}",
+            hint="ask for more rounds or less warm-up",
+        )
+    participation = full() if participation is None else participation
+    participation.check(data.sizes)
+    key, seed = _as_key(rng_key)
+    _check_model(model, data)
+    positions = _start(model, initial_position, num_chains)
+    problem = Problem(key, model, data, method, participation, num_chains, num_warmup, thinning)
+    settings = {
+        **method.settings(),
+        "participation": participation.scheme,
+        "num_participants": participation.num_participants,
+        "num_chains": num_chains,
+        "num_warmup": num_warmup,
+        "thinning": thinning,
+        "precision": str(float_dtype()),
+        "seed": seed,
+    }
+    if not (checkpoint is None or isinstance(checkpoint, Checkpoint)):
+        checkpoint = Checkpoint(checkpoint)
+    description = {} if checkpoint is None else _description(problem, settings, positions)
+
+    def build(records: list[Records]):
+        return build_tree(problem, records, {**settings, "num_rounds": num_rounds})
+
+    return loop.run(
+        problem,
+        InProcess() if engine is None else engine,
+        positions,
+        num_rounds=num_rounds,
+        checkpoint=checkpoint,
+        description=description,
+        progress=progress,
+        build=build,
+    )
+
+
+def _description(problem: Problem, settings: dict[str, Any], positions: jax.Array) -> dict[str, Any]:
+    """What a run is, to recognise it when it resumes."""
+    model, data = problem.model, problem.data
+    fingerprints = {
+        "the data": data.fingerprint(),
+        "the starting positions": hashlib.sha256(np.asarray(positions).tobytes()).hexdigest()[:16],
+        "the densities of the model": _density_probe(model, data),
+    }
+    step_size = getattr(problem.method, "step_size", None)
+    if callable(step_size):
+        fingerprints["the step-size schedule"] = _digits(step_size(jnp.asarray(k)) for k in (0, 1, 10, 1000))
+    return {
+        "settings": {**settings, "model": model.name, "version": __version__},
+        "fingerprints": fingerprints,
+    }
+
+
+def _density_probe(model: Model, data: FederatedData) -> list[str]:
+    """Log prior and log likelihood of a few rows at a point, which tell models of one name apart."""
+    theta = model.flat_initial_position + 0.1 * jnp.cos(jnp.arange(model.dim))
+    rows = np.linspace(0, data.num_rows - 1, min(data.num_rows, 4)).astype(int)
+    examples = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[rows]), data.rows)
+    terms = jax.jit(jax.vmap(model.flat_loglikelihood, (None, 0)))(theta, examples)
+    return _digits([model.flat_logprior(theta), *terms])
+
+
+def _digits(values: Iterable[Any]) -> list[str]:
+    # so few that they do not depend on the machine
+    return [f"{float(v):.4g}" for v in values]
+
+
+def _as_key(rng_key: jax.Array | int) -> tuple[jax.Array, Any]:
+    if isinstance(rng_key, int | np.integer) and not isinstance(rng_key, bool):
+        return jax.random.key(int(rng_key)), int(rng_key)
+    if not isinstance(rng_key, jax.Array):
+        raise ConfigError(f"rng_key must be a JAX key or an integer seed; got {rng_key!r}")
+    key = rng_key if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(rng_key)
+    return key, np.asarray(jax.random.key_data(key)).tolist()
+
+
+def _start(model: Model, initial_position: Position | None, num_chains: int) -> jax.Array:
+    template = model.flat_initial_position
+    if initial_position is None:
+        return jnp.tile(template, (num_chains, 1))
+    structure = jax.tree.structure(model.initial_position)
+    given = as_floats(initial_position)
+    if jax.tree.structure(given) != structure:
+        raise ConfigError("initial-position must have the structure of the model's initial_position")
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(model.initial_position)]
+    found = [np.shape(leaf) for leaf in jax.tree.leaves(given)]
+    if found == shapes:
+        flat = jnp.tile(ravel_pytree(given)[0], (num_chains, 1))
+    elif found == [(num_chains, *s) for s in shapes]:
+        flat = jax.vmap(lambda p: ravel_pytree(p)[0])(given)
+    else:
+        raise ConfigError(
+            f"initial-position must have shapes {shapes}, or those with {num_chains} chains in front; "
+            f"got {found}"
+        )
+    if not bool(jnp.all(jnp.isfinite(flat))):
+        raise ConfigError("initial-position must be finite")
+    return flat
+
+
+def _check_model(model: Model, data: FederatedData) -> None:
+    if model.check_fn is not None:
+        model.check_fn(data)
+    example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.asarray(a[:1]).dtype), data.rows)
+    theta = jax.ShapeDtypeStruct((model.dim,), float_dtype())
+    try:
+        likelihood = jax.eval_shape(model.flat_loglikelihood, theta, example)
+        prior = jax.eval_shape(model.flat_logprior, theta)
+    except Exception as error:
+        raise DataError(
+            f"the model cannot be evaluated on a row of this data: {error}",
+            hint="loglikelihood_fn(position, example) gets ONE example: the rows without their leading axis",
+        ) from error
+    for name, value in (("loglikelihood_fn", likelihood), ("logprior_fn", prior)):
+        if value.shape != ():
+            raise DataError(
+                f"{name} must return one number; it returns an array of shape {value.shape}",
+                hint="sum over the parts of one example",
+            )

@@ -1,0 +1,311 @@
+"""The study file: one configuration model, the same kebab-case keys in TOML and on the command line."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fald import models
+from fald.data import FederatedData, encode_features, read_table
+from fald.errors import ConfigError
+from fald.models.base import Model
+from fald.participation import Participation
+from fald.schedules import paper_decay
+from fald.types import StepSize
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(alias_generator=_kebab, populate_by_name=False, extra="forbid", frozen=True)
+
+
+class Scale(_Section):
+    """Declared centering and scaling of a column: (x − center)/scale is used."""
+
+    center: float = 0.0
+    scale: Annotated[float, Field(gt=0)] = 1.0
+
+
+class DataSection(_Section):
+    """Where the rows are, and which columns matter."""
+
+    file: str | None = None
+    site: str | None = None
+    files: dict[str, str] = Field(default_factory=dict)
+    target: str
+    features: list[str]
+    categories: dict[str, list[str | int]] = Field(default_factory=dict)
+    scaling: dict[str, Scale] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_source(self):
+        if bool(self.files) == bool(self.file):
+            raise ValueError("give either 'files' (one per site) or 'file' with 'site'")
+        if self.file and not self.site:
+            raise ValueError("'file' needs 'site', the column that names the site of each row")
+        if self.files and self.site:
+            raise ValueError("'site' goes with 'file'; with 'files' the site is the name of the file")
+        return self
+
+
+class ModelSection(_Section):
+    """The regression: outcome family and priors."""
+
+    family: Literal["linear", "logistic", "poisson", "softmax"]
+    prior_scale: Annotated[float, Field(gt=0)] = 2.5
+    noise_scale: Annotated[float, Field(gt=0)] | None = None
+    noise_prior_scale: Annotated[float, Field(gt=0)] = 5.0
+    num_classes: Annotated[int, Field(ge=2)] | None = None
+
+    @model_validator(mode="after")
+    def _only_what_fits(self):
+        if (self.num_classes is not None) != (self.family == "softmax"):
+            raise ValueError("'num-classes' is needed for, and only for, family = \"softmax\"")
+        if self.family != "linear" and self.noise_scale is not None:
+            raise ValueError("'noise-scale' goes with family = \"linear\"")
+        return self
+
+
+class Decay(_Section):
+    """The paper's decaying step 1/(2·smoothness + strong-convexity·k/12)."""
+
+    smoothness: Annotated[float, Field(gt=0)]
+    strong_convexity: Annotated[float, Field(gt=0)]
+
+
+class SamplerSection(_Section):
+    """Settings of FA-LD, named as in ``fald.sample``."""
+
+    num_rounds: Annotated[int, Field(ge=1)]
+    local_steps: Annotated[int, Field(ge=1)]
+    step_size: Annotated[float, Field(gt=0)] | Decay
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    correlation: Annotated[float, Field(ge=0, le=1)] = 0.0
+    participation: Literal["full", "with-replacement", "without-replacement"] = "full"
+    num_participants: Annotated[int, Field(ge=1)] | None = None
+    allow_unequal: bool = False
+    noise: Literal["realised", "paper"] = "realised"
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    num_chains: Annotated[int, Field(ge=1)] = 4
+    num_warmup: Annotated[int, Field(ge=0)] = 0
+    thinning: Annotated[int, Field(ge=1)] = 1
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    precision: Literal["float32", "float64"] = "float32"
+
+    @model_validator(mode="after")
+    def _participants(self):
+        if (self.participation == "full") != (self.num_participants is None):
+            raise ValueError("'num-participants' is needed for, and only for, participation other than \"full\"")
+        return self
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for ``fald.sample``."""
+        step: StepSize = (
+            paper_decay(self.step_size.smoothness, self.step_size.strong_convexity)
+            if isinstance(self.step_size, Decay)
+            else self.step_size
+        )
+        plain = "num_rounds local_steps temperature correlation noise batch_size num_chains num_warmup thinning"
+        return {
+            **{name: getattr(self, name) for name in plain.split()},
+            "step_size": step,
+            "participation": Participation(self.participation, self.num_participants, self.allow_unequal),
+        }
+
+
+class Study(_Section):
+    """A whole study. ``folder`` is where relative paths of its files start."""
+
+    title: str = ""
+    data: DataSection
+    model: ModelSection
+    sampler: SamplerSection
+    folder: str = "."
+
+    def read_data(self) -> FederatedData:
+        """Read and check the sites' files."""
+        d = self.data
+        encoding = {
+            "target": d.target,
+            "features": d.features,
+            "categories": d.categories,
+            "scaling": {c: (s.center, s.scale) for c, s in d.scaling.items()},
+        }
+        root = Path(self.folder)
+        if d.file:
+            return FederatedData.from_frame(read_table(root / d.file), site=d.site or "", **encoding)
+        return FederatedData.from_files({name: root / path for name, path in d.files.items()}, **encoding)
+
+    def read_features(self, path: str | Path) -> np.ndarray:
+        """Read new rows and encode their features as the study's own."""
+        d = self.data
+        scaling = {c: (s.center, s.scale) for c, s in d.scaling.items() if c != d.target}
+        categories = {c: levels for c, levels in d.categories.items() if c != d.target}
+        return encode_features(read_table(path), str(path), d.features, categories, scaling)
+
+    def build_model(self, features: Iterable[str]) -> Model:
+        """The model over the encoded feature columns."""
+        m, names = self.model, list(features)
+        if m.family == "linear":
+            return models.linear_regression(
+                names,
+                noise_scale=m.noise_scale,
+                prior_scale=m.prior_scale,
+                noise_prior_scale=m.noise_prior_scale,
+            )
+        if m.family == "softmax":
+            return models.softmax_regression(names, m.num_classes or 0, prior_scale=m.prior_scale)
+        build = {"logistic": models.logistic_regression, "poisson": models.poisson_regression}[m.family]
+        return build(names, prior_scale=m.prior_scale)
+
+    def as_settings(self) -> dict[str, Any]:
+        """The whole study as plain values under its kebab-case keys."""
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+
+def load_study(path: str | Path, overrides: Iterable[str] = ()) -> Study:
+    """Read a study file and apply ``key=value`` overrides.
+
+    Parameters
+    ----------
+    path
+        The TOML file; relative paths in it start at its folder.
+    overrides
+        Settings such as ``"sampler.step-size=1e-4"``; the section may be left out where the key
+        alone is clear.
+
+    Raises
+    ------
+    ConfigError
+        Naming the key, what is wrong with it, and the nearest right key.
+    """
+    path = Path(path)
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.toml")], 1)
+        hint = f"did you mean {path.with_name(near[0])}?" if near else "'fald new' writes one to start from"
+        raise ConfigError(f"no such study file: {path}", hint=hint)
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    if "folder" in tree:
+        raise ConfigError(f"unknown key 'folder' ({path})", hint="paths in a study start at its own folder")
+    for override in overrides:
+        _apply(tree, override)
+    return make_study({**tree, "folder": str(path.parent.resolve())}, str(path))
+
+
+def make_study(tree: Mapping[str, Any], where: str) -> Study:
+    """Check plain values and turn them into a ``Study``."""
+    try:
+        return Study.model_validate(tree)
+    except ValidationError as error:
+        raise _explain(error, where) from None
+
+
+def _keys(section: type[BaseModel]) -> dict[str, Any]:
+    return {f.alias or name: f.annotation for name, f in section.model_fields.items()}
+
+
+_SECTIONS = {"data": DataSection, "model": ModelSection, "sampler": SamplerSection}
+
+
+def _known_keys() -> list[str]:
+    return ["title", *[f"{name}.{key}" for name, section in _SECTIONS.items() for key in _keys(section)]]
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    key = key.strip()
+    if not separator or not key:
+        raise ConfigError(f"--set needs key=value; got {override!r}", hint="for example --set sampler.step-size=1e-4")
+    if "." not in key and key != "title":
+        homes = [k for k in _known_keys() if k.endswith(f".{key}")]
+        if len(homes) != 1:
+            raise _unknown(key, "--set")
+        key = homes[0]
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *sections, last = key.split(".")
+    here = tree
+    for section in sections:
+        here = here.setdefault(section, {})
+        if not isinstance(here, dict):
+            raise ConfigError(f"--set {key}: {section!r} is not a section")
+    here[last] = value
+
+
+def _unknown(key: str, where: str) -> ConfigError:
+    known = _known_keys()
+    short = {k.rsplit(".", 1)[-1]: k for k in known}
+    near = difflib.get_close_matches(key, known, 1, 0.5)
+    near = near or [short[k] for k in difflib.get_close_matches(key.rsplit(".", 1)[-1], short, 1, 0.5)]
+    return ConfigError(
+        f"unknown key {key!r} ({where})", hint=f"did you mean {near[0]!r}?" if near else "see 'fald new' for all keys"
+    )
+
+
+def _explain(error: ValidationError, where: str) -> ConfigError:
+    first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
+    # a union reports each of its members; the path then ends in a type's name instead of a key
+    parts = [str(p) for p in first["loc"] if not (isinstance(p, str) and (p[:1].isupper() or "[" in p or p == "float"))]
+    key = ".".join(parts)
+    if first["type"] == "extra_forbidden":
+        return _unknown(key, where)
+    if first["type"] == "missing":
+        return ConfigError(f"{key} is missing ({where})", hint="'fald new' shows every key with an explanation")
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    got = "" if isinstance(first["input"], dict) else f"; got {first['input']!r}"
+    return ConfigError(f"{key + ': ' if key else ''}{message}{got} ({where})")
+
+
+TEMPLATE = """\
+# A fald study. Paths start at the folder of this file.
+title = "My study"
+
+[data]
+# One CSV or Parquet file per site ...
+files = { "site-a" = "a.csv", "site-b" = "b.csv" }
+# ... or one table with a column that names the site:
+# file = "all.csv"
+# site = "hospital"
+target = "outcome"
+features = ["treatment", "age"]
+
+# Text columns need their levels; the first is the reference.
+# [data.categories]
+# treatment = ["placebo", "drug"]
+
+# Declared, not estimated: (x - center) / scale is used. Columns on similar scales sample faster.
+# [data.scaling]
+# age = { center = 50, scale = 10 }
+
+[model]
+family = "logistic"        # linear, logistic, poisson or softmax (with num-classes)
+prior-scale = 2.5          # coefficients ~ Normal(0, prior-scale)
+
+[sampler]
+num-rounds = 5000          # communication rounds, warm-up included
+num-warmup = 1000          # rounds thrown away at the start
+local-steps = 5            # steps each site takes between rounds; more means fewer rounds and more bias
+step-size = 1e-4           # smaller means less bias and slower mixing
+num-chains = 16
+thinning = 10              # keep every 10th round
+# correlation = 0.0        # noise shared between sites, 0 to 1; 1 gives no privacy
+# participation = "full"   # or "with-replacement" / "without-replacement" with num-participants
+# batch-size = 64          # rows per gradient; left out: all rows
+# seed = 0
+# precision = "float32"    # or "float64"
+"""

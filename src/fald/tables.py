@@ -1,0 +1,86 @@
+"""Results as plain text and as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BIAS_NOTE = (
+    "R-hat and ESS see mixing, not bias: local steps and the step size shift the result by an amount they "
+    "do not show."
+)
+
+
+def number(value: float) -> str:
+    """Three significant digits, without exponents where they are short enough to read."""
+    if not np.isfinite(value):
+        return "-"
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if 0.001 <= size < 100_000:
+        digits = max(0, 2 - int(np.floor(np.log10(size))))
+        return f"{value:.{digits}f}"
+    return f"{value:.2e}"
+
+
+def align(header: list[str], rows: list[list[str]]) -> str:
+    """Columns side by side: the first to the left, numbers to the right."""
+    widths = [max(len(r[i]) for r in [header, *rows]) for i in range(len(header))]
+    lines = [
+        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))).rstrip()
+        for row in [header, *rows]
+    ]
+    lines.insert(1, "  ".join("-" * w for w in widths))
+    return "\n".join(lines)
+
+
+def summary_text(frame: pd.DataFrame) -> str:
+    """The posterior table; ratios first, because they answer the question."""
+    level = frame.attrs["level"]
+    tail = 100 * (1 - level) / 2
+    low, high = f"{tail:g}%", f"{100 - tail:g}%"
+    name = next((n for n in ("odds ratio", "rate ratio") if n in frame), None)
+    header = ["parameter"]
+    header += [name, f"{100 * level:g}% interval"] if name else []
+    header += ["mean", "sd", f"{100 * level:g}% interval", "ESS", "R-hat"]
+    rows = []
+    for label, row in frame.iterrows():
+        cells = [str(label)]
+        if name:
+            known = np.isfinite(row[name])
+            cells += [
+                number(row[name]) if known else "",
+                f"{number(row[f'{name} {low}'])} to {number(row[f'{name} {high}'])}" if known else "",
+            ]
+        cells += [
+            number(row["mean"]),
+            number(row["sd"]),
+            f"{number(row[low])} to {number(row[high])}",
+            f"{row['ess_bulk']:.0f}" if np.isfinite(row["ess_bulk"]) else "-",
+            f"{row['r_hat']:.3f}" if np.isfinite(row["r_hat"]) else "-",
+        ]
+        rows.append(cells)
+    return align(header, rows)
+
+
+def drift_text(frame: pd.DataFrame) -> str:
+    """The table of sites."""
+    rows = [
+        [str(name), f"{r['rows']:.0f}", f"{r['share']:.3f}", f"{r['took_part']:.0f}", number(r["mean_drift"]), number(r["max_drift"])]
+        for name, r in frame.iterrows()
+    ]
+    return align(["site", "rows", "share", "draws with it", "mean drift", "largest drift"], rows)
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """A table as a list of plain mappings; missing numbers become null."""
+    out = []
+    for label, row in frame.iterrows():
+        values = {str(k): (float(v) if np.isfinite(v) else None) for k, v in row.items()}
+        out.append({str(frame.index.name or "row"): str(label), **values})
+    return out

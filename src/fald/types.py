@@ -1,0 +1,25 @@
+"""Shared vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+PyTree: TypeAlias = Any
+Position: TypeAlias = PyTree
+Example: TypeAlias = PyTree
+StepSize: TypeAlias = float | Callable[[Any], Any]
+
+
+def float_dtype() -> jnp.dtype:
+    """The floating type of the run: float32, or float64 once ``jax_enable_x64`` is set."""
+    return jnp.zeros(()).dtype
+
+
+def as_floats(tree: PyTree) -> PyTree:
+    """Convert every leaf to an array of the run's floating type."""
+    dtype = float_dtype()
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), tree)

@@ -1,0 +1,106 @@
+"""What several test files share: Gaussian federations whose exact law is known, and a comparison."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+import fald
+
+SIZES = (2, 3, 5, 10)
+START = np.array([1.5, -1.0])
+
+
+def linear_model(prior_scale: float | None = None) -> fald.Model:
+    """Rows (a, y) with y ~ N(aᵀθ, 1): every client energy is quadratic, with the curvature of its rows."""
+
+    def logprior_fn(theta):
+        return jnp.zeros(()) if prior_scale is None else -0.5 * jnp.sum(theta**2) / prior_scale**2
+
+    def loglikelihood_fn(theta, example):
+        a, y = example
+        return -0.5 * (y - a @ theta) ** 2
+
+    return fald.Model(logprior_fn, loglikelihood_fn, jnp.asarray(START, jnp.float32), name="linear-known")
+
+
+class Federation(NamedTuple):
+    """Clients' rows, and the quadratic energies f^c = ℓ^c/p_c − log π0 that they make."""
+
+    data: fald.FederatedData
+    hessians: np.ndarray
+    centers: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def energies(self):
+        return self.hessians, self.centers, self.weights
+
+
+def federation(sizes=SIZES, *, spread=3.0, prior_scale=None, seed=346) -> Federation:
+    """Clients that differ in curvature, in centre and, where sizes do, in weight."""
+    rng = np.random.default_rng(seed)
+    total, d = sum(sizes), len(START)
+    clients = {}
+    # scaled by 1/√n, so that curvatures are near one however many rows there are
+    scales = rng.permutation(np.geomspace(0.5, 2.0, len(sizes))) / np.sqrt(total)
+    for c, (size, scale) in enumerate(zip(sizes, scales)):
+        a = rng.normal(0, 1, (size, d)) * [scale, 0.5 * scale]
+        own = rng.normal(0, spread, d)
+        y = a @ own + rng.normal(0, 0.3 * spread / np.sqrt(total), size)
+        clients[f"site-{c:03d}"] = (a.astype(np.float32), y.astype(np.float32))
+    data = fald.FederatedData.from_arrays(clients)
+    return Federation(data, *quadratics(data, prior_scale))
+
+
+def quadratics(data: fald.FederatedData, prior_scale=None):
+    """H_c, x_c and p_c of data for ``linear_model``."""
+    weights = data.weights
+    hessians, centers = [], []
+    for name, p in zip(data.names, weights):
+        a, y = (np.asarray(part, float) for part in data.client(name))
+        precision = 0.0 if prior_scale is None else prior_scale**-2
+        H = a.T @ a / p + precision * np.eye(a.shape[1])
+        hessians.append(H)
+        centers.append(np.linalg.solve(H, a.T @ y / p))
+    return np.array(hessians), np.array(centers), weights
+
+
+def draws(tree) -> np.ndarray:
+    """(chains, draws, dim) of a result with one variable."""
+    (name,) = tree["posterior"].data_vars
+    return tree["posterior"][name].values
+
+
+def deviations(sample: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    """Sample mean and covariance against exact ones, in standard errors of independent chains.
+
+    Standard errors of covariances come from fourth moments: with random participation the law is not
+    Gaussian.
+    """
+    sample = sample.astype(float)
+    count, d = sample.shape
+    gap = sample - sample.mean(0)
+    i, j = np.triu_indices(d)
+    products = gap[:, i] * gap[:, j]
+    of_means = (sample.mean(0) - mean) / np.sqrt(gap.var(0) / count)
+    of_covariances = (products.sum(0) / (count - 1) - covariance[i, j]) / np.sqrt(products.var(0) / count)
+    return np.concatenate([of_means, of_covariances])
+
+
+def run_python(code: str, *args: str, env: dict[str, str] | None = None, timeout: float = 300) -> str:
+    """Run a script in a fresh interpreter and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **(env or {})},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

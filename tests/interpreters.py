@@ -1,0 +1,46 @@
+"""Run the quick tests on every other Python >= 3.11 that is present on this machine."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+OLDEST = (3, 11)
+
+
+def candidates():
+    """Interpreters by name on the path, and those a version manager keeps beside it."""
+    for minor in range(OLDEST[1], OLDEST[1] + 10):
+        found = shutil.which(f"python3.{minor}")
+        if found:
+            yield found
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    yield from sorted(str(p) for p in root.glob("3.*/bin/python3"))
+
+
+def main() -> int:
+    """Test each distinct version once; return the first failing exit code."""
+    found = {}
+    for program in candidates():
+        query = "import sys, ensurepip, venv; print('%d.%d %d' % (*sys.version_info[:2], sys.prefix != sys.base_prefix))"
+        answer = subprocess.run([program, "-c", query], capture_output=True, text=True)
+        match = re.fullmatch(r"(\d+)\.(\d+) 0\n", answer.stdout)
+        if answer.returncode == 0 and match:
+            version = tuple(int(part) for part in match.groups())
+            if version >= OLDEST and version != sys.version_info[:2]:
+                found.setdefault(version, program)
+    if not found:
+        print("no other Python >= 3.11 is present")
+    for (major, minor), program in sorted(found.items()):
+        print(f"testing on Python {major}.{minor}", flush=True)
+        command = ["make", "test", f"PYTHON={program}", f"VENV=.venv-{major}.{minor}", "PYTEST=-m 'not slow'"]
+        code = subprocess.run(command).returncode
+        if code:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
