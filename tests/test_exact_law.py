@@ -1,4 +1,4 @@
-"""Draws against the exact law of a Gaussian federation, in standard errors; and twins that must be told apart."""
+"""Draws against the exact law of a Gaussian federation, and twins that must be told from it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import itertools
 import sys
 from typing import ClassVar
 
+import jax
 import numpy as np
 import pytest
-from helpers import START, deviations, draws, federation, linear_model, quadratics
 
 import fald
 from fald import gaussian
 from fald.gradients import energy_fn
 from fald.noise import own_variance
+from helpers import START, deviations, draws, federation, linear_model, quadratics
 
 NUM_CHAINS = 20_000
 NUM_KEPT = 3
@@ -31,7 +32,9 @@ STEPS = {1: (0.3, 4), 4: (0.15, 2), 20: (0.05, 1)}
 GRID = list(itertools.product(SCHEMES, ["realised", "paper"], [0.0, 0.6, 1.0]))
 
 
-def sampled(seed, local_steps, *, model=MODEL, problem=FEDERATION, num_chains=NUM_CHAINS, step_size=None, **settings):
+def sampled(
+    seed, local_steps, *, model=MODEL, problem=FEDERATION, num_chains=NUM_CHAINS, step_size=None, **settings
+):
     """(chains, NUM_KEPT, dim) draws, a few rounds apart."""
     usual, thinning = STEPS[local_steps]
     tree = fald.sample(
@@ -65,7 +68,9 @@ def expected(local_steps, *, problem=FEDERATION, step_size=None, **settings) -> 
 
 def largest(sample: np.ndarray, law: gaussian.Law) -> float:
     """The largest deviation of any mean or covariance at any kept round."""
-    return max(np.abs(deviations(sample[:, r], law.mean[r], law.covariance[r])).max() for r in range(NUM_KEPT))
+    return max(
+        np.abs(deviations(sample[:, r], law.mean[r], law.covariance[r])).max() for r in range(NUM_KEPT)
+    )
 
 
 @pytest.mark.parametrize("local_steps", STEPS)
@@ -83,12 +88,24 @@ def test_noise_ten_percent_too_large_is_rejected(scheme, noise, correlation):
     assert largest(sample, expected(4, **settings)) > 2 * LIMIT
 
 
+def test_draws_in_double_precision_follow_the_exact_law():
+    settings = {"participation": SCHEMES["I"], "correlation": 0.6}
+    with jax.enable_x64(True):
+        sample = sampled(1, 4, **settings)
+        hot = sampled(1, 4, temperature=1.1**2, **settings)
+    assert sample.dtype == np.float64
+    assert largest(sample, expected(4, **settings)) < LIMIT
+    assert largest(hot, expected(4, **settings)) > 2 * LIMIT
+
+
 def mistaken_laws(settings):
     """Laws of samplers that make one mistake each."""
-    H, x, p = FEDERATION.energies
+    H, _, p = FEDERATION.energies
     scheme, noise = settings["participation"], settings["noise"]
     laws = {
-        "no 1/p in the energy": expected(20, problem=FEDERATION._replace(hessians=H * p[:, None, None]), **settings),
+        "no 1/p in the energy": expected(
+            20, problem=FEDERATION._replace(hessians=H * p[:, None, None]), **settings
+        ),
         "step 10% off": expected(20, step_size=1.1 * STEPS[20][0], **settings),
     }
     if scheme.scheme != "without-replacement":
@@ -113,7 +130,6 @@ def test_laws_of_mistaken_samplers_are_rejected(scheme, noise):
     settings = {"participation": SCHEMES[scheme], "noise": noise, "correlation": 0.6}
     sample = sampled(20, 20, **settings)
     found = {name: largest(sample, law) for name, law in mistaken_laws(settings).items()}
-    print(scheme, noise, found)
     assert min(found.values()) > LIMIT, found
 
 
@@ -141,7 +157,6 @@ MISTAKEN_VARIANCE = {
     "p_c instead of w_c, I": ("I", "realised", paper),
     "p_c instead of w_c, II": ("II", "realised", paper),
     "p_c dropped": ("full", "paper", dropped),
-    "w_c dropped": ("full", "realised", dropped),
 }
 
 
@@ -152,15 +167,13 @@ def test_sampler_with_a_mistake_in_its_noise_is_rejected(mistake, monkeypatch):
     # the package's attribute of this name is the function
     monkeypatch.setattr(sys.modules["fald.samplers.fald"], "own_variance", variance)
     sample = sampled(4, 4, model=dataclasses.replace(MODEL), **settings)
-    print(mistake, largest(sample, expected(4, **settings)))
     assert largest(sample, expected(4, **settings)) > 2 * LIMIT
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", ["full", "I"])
 def test_sampler_without_the_share_in_its_energy_is_rejected(scheme, monkeypatch):
     monkeypatch.setattr(fald.client, "energy_fn", without_share)
     sample = sampled(4, 4, model=dataclasses.replace(MODEL), participation=SCHEMES[scheme])
-    print(largest(sample, expected(4, participation=SCHEMES[scheme])))
     assert largest(sample, expected(4, participation=SCHEMES[scheme])) > 2 * LIMIT
 
 
@@ -185,7 +198,6 @@ def test_decaying_steps_follow_the_law_with_those_steps():
     assert largest(sample, expected(4, step_size=schedule)) < LIMIT
     constant = expected(4, step_size=schedule(0))
     each_round_anew = expected(4, step_size=np.tile([schedule(k) for k in range(4)], 2 * NUM_KEPT))
-    print(largest(sample, constant), largest(sample, each_round_anew))
     assert min(largest(sample, constant), largest(sample, each_round_anew)) > LIMIT
 
 
@@ -259,13 +271,12 @@ def test_batches_leave_the_mean_and_add_their_covariance(scheme, local_steps):
     sample = sampled(3, local_steps, batch_size=2, **settings)
     assert largest(sample, expected_with_batches(local_steps, 2, participation=SCHEMES[scheme])) < LIMIT
     with_replacement = expected_with_batches(local_steps, 2, participation=SCHEMES[scheme], corrected=False)
-    print(largest(sample, expected(local_steps, **settings)), largest(sample, with_replacement))
     assert largest(sample, expected(local_steps, **settings)) > LIMIT
     assert largest(sample, with_replacement) > LIMIT
 
 
 class TestFewOfManyDevices:
-    """S = 10 of N = 50 clients of equal size, Scheme II: the case where the paper's noise is N/S times too hot."""
+    """S = 10 of N = 50 clients of equal size, Scheme II, where the paper's noise is N/S times too hot."""
 
     problem = federation((3,) * 50, spread=1.0, seed=1)
     settings: ClassVar = {"step_size": 0.01, "local_steps": 5, "participation": fald.without_replacement(10)}
@@ -299,7 +310,6 @@ class TestFewOfManyDevices:
         )
         last = draws(tree)[:, 0]
         found = self.distance((last.mean(0), np.cov(last.T)))
-        print(noise, found)
         assert found <= 0.05 if noise == "realised" else found > 1
         path = gaussian.law(
             *self.problem.energies,

@@ -12,7 +12,6 @@ import errno
 import io
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,21 +51,7 @@ class Checkpoint:
             raise ConfigError(f"rounds between checkpoints must be a whole number ≥ 1; got {self.rounds!r}")
 
 
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path`` and move it into place once written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except OSError as error:
-        raise storage_error(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Replace a file by new content so that a reader sees the old or the new one, never a part.
 
     Raises
@@ -74,10 +59,18 @@ def write_atomically(path: Path, content: bytes) -> None:
     StorageError
         If the disk is full or the folder cannot be written; the old file is then untouched.
     """
-    with writing(path) as temporary, open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
@@ -160,6 +153,23 @@ class Store:
                 hint="use the settings and data it was made with, or choose another folder",
             )
         return (self.path / "state.npz").exists()
+
+    def begin_rounds(self, total: int) -> None:
+        """Note, before they run, how many rounds the clients will have answered.
+
+        A private run counts them even if a crash then loses their results.
+        """
+        write_atomically(self.path / "begun.json", json.dumps({"rounds": total}).encode())
+
+    def begun_rounds(self) -> int:
+        """Rounds begun so far, in all parts of the run."""
+        path = self.path / "begun.json"
+        if not path.exists():
+            return 0
+        try:
+            return int(json.loads(path.read_text())["rounds"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise damaged(path, error) from error
 
     def save(self, state: RunState, records: list[Records]) -> None:
         """Save the draws made since the last save up to ``state``, then the state.

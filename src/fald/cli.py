@@ -172,7 +172,9 @@ def _stop(signum: int, frame: Any) -> None:
 
 def main() -> None:
     """Entry point: every error becomes one message and a documented exit code."""
+    # a shell starts background jobs with SIGINT ignored; both signals must stop a run cleanly
     signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
     try:
         app()
     except FaldError as error:

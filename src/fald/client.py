@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 
-from fald.gradients import Batch, all_rows, energy_fn, random_rows
+from fald.gradients import Batch, all_rows, energy_fn, gradient_fn, random_rows
 from fald.keys import Stream, client_key, stream_key
 from fald.models.base import Model
 from fald.types import PyTree
@@ -55,12 +55,14 @@ def local(
     model: Model,
     rows: Rows,
     chain_key: jax.Array,
+    secret_key: jax.Array,
     client,
     weight,
     round_index,
     local_steps,
     batch_size: int | None,
     whole: Batch | None,
+    clip_norm=None,
 ) -> Local:
     """Put together one client's view of one round.
 
@@ -69,7 +71,10 @@ def local(
     model, rows
         The model and the client's rows.
     chain_key, client, round_index
-        The address of this work; all randomness follows from it.
+        The address of this work, from which the randomness that the server may know follows.
+    secret_key
+        Key of the chain for what only the client may know, its own noise and its batches. The same
+        as ``chain_key`` in a seeded run; from the client's own entropy in a private one.
     weight
         w_c of this round.
     local_steps
@@ -78,9 +83,12 @@ def local(
         Rows per stochastic gradient, or None for all rows.
     whole
         The client's rows from ``whole_client``, when ``batch_size`` is None.
+    clip_norm
+        Norm to which each row's gradient is cut, or None.
     """
     energy = energy_fn(model, rows.total)
-    batch_key = client_key(stream_key(chain_key, round_index, Stream.BATCH), client)
+    gradient = gradient_fn(model, rows.total, clip_norm)
+    batch_key = client_key(stream_key(secret_key, round_index, Stream.BATCH), client)
 
     def batch(step) -> Batch:
         if whole is not None:
@@ -90,11 +98,11 @@ def local(
 
     return Local(
         energy=lambda theta, step: energy(theta, batch(step)),
-        grad=lambda theta, step: jax.grad(energy)(theta, batch(step)),
+        grad=lambda theta, step: gradient(theta, batch(step)),
         share=rows.size.astype(weight.dtype) / rows.total.astype(weight.dtype),
         weight=weight,
         shared_key=stream_key(chain_key, round_index, Stream.SHARED_NOISE),
-        own_key=client_key(stream_key(chain_key, round_index, Stream.CLIENT_NOISE), client),
+        own_key=client_key(stream_key(secret_key, round_index, Stream.CLIENT_NOISE), client),
         first_step=round_index * local_steps,
     )
 

@@ -56,6 +56,7 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.Da
             model,
             data,
             **study.sampler.arguments(),
+            privacy=study.protection(),
             progress=progress,
             checkpoint=Checkpoint(out / "checkpoint"),
         )

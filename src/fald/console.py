@@ -12,8 +12,8 @@ class Progress:
     On a terminal it is a live bar; elsewhere a line now and then, so that logs stay readable.
     """
 
-    def __init__(self, total: int, done: int, shown: bool):
-        self.total, self.start, self.shown = total, done, shown
+    def __init__(self, total: int, done: int, shown: bool, label: str):
+        self.total, self.start, self.shown, self.label = total, done, shown, label
         self.began = self.last_line = time.monotonic()
         self.bar = self.task = None
 
@@ -41,13 +41,13 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
 
-    def update(self, done: int, energy: float) -> None:
-        """Show that ``done`` rounds are complete."""
+    def update(self, done: int, value: float) -> None:
+        """Show that ``done`` rounds are complete, with the energy, or ε so far, as ``value``."""
         if not self.shown:
             return
         now = time.monotonic()
         rate = (done - self.start) / max(now - self.began, 1e-9)
-        note = f"{rate:,.0f} rounds/s, energy {energy:,.1f}"
+        note = f"{rate:,.0f} rounds/s, {self.label} {value:,.4g}"
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=done, note=note)
         elif now - self.last_line >= 10 or done == self.total:

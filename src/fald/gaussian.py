@@ -279,9 +279,8 @@ def stationary(
     flat = composed.gain.reshape(len(q), -1)
     quadratic = (1 - f) * np.outer(average, average) + f * (q[:, None] * flat).T @ flat
     quadratic = quadratic.reshape(d, d, d, d).transpose(0, 2, 1, 3).reshape(d * d, d * d)
-    eye = np.eye(d)
     # Symmetric because every G_c is, and positive definite exactly when a round contracts.
-    system = np.kron(average, eye) + np.kron(eye, average) - quadratic
+    system = np.kron(average, np.eye(d)) + np.kron(np.eye(d), average) - quadratic
     try:
         factor = cho_factor(system)
     except np.linalg.LinAlgError:
@@ -400,25 +399,28 @@ def _prepare(hessians, centers, weights, temperature, correlation, participation
     H, x, p = _checked_energies(hessians, centers, weights)
     _check_range("temperature", temperature, 0.0)
     _check_range("correlation", correlation, 0.0, 1.0)
+    drawn = _drawn(p, participation, noise)
+    return _Federation(*np.linalg.eigh(H), x, *drawn, float(temperature), float(correlation))
+
+
+def _drawn(p: Array, participation: Participation, noise: str) -> tuple[Array, float, Array]:
+    """``chance``, ``spread`` and ``own`` of a federation."""
     if noise not in ("realised", "paper"):
         raise ConfigError(f"noise must be 'realised' or 'paper'; got {noise!r}")
-    num_clients = len(p)
-    participation.check(np.ones(num_clients, int))
-    equal = np.full(num_clients, 1.0 / num_clients)
+    n, s = len(p), participation.num_participants or 1
+    participation.check(np.ones(n, int))
     chance, spread = p, 0.0
     if participation.scheme == "with-replacement":
-        spread = 1.0 / participation.num_participants
+        spread = 1.0 / s
     elif participation.scheme == "without-replacement":
-        if not participation.allow_unequal and not np.allclose(p, equal, rtol=1e-9):
+        chance, spread = np.full(n, 1.0 / n), (n - s) / (s * max(n - 1, 1))
+        if not participation.allow_unequal and not np.allclose(p, chance, rtol=1e-9):
             raise ConfigError(
                 f"drawing without replacement weighs every client 1/S, but the weights are {p.min():.4g} to "
                 f"{p.max():.4g}: the chain would sample another posterior",
                 hint="use with-replacement, full participation, or set allow-unequal if that is meant",
             )
-        s = participation.num_participants
-        chance, spread = equal, (num_clients - s) / (s * max(num_clients - 1, 1))
-    own = chance if noise == "realised" else ((1 - spread) * chance**2 + spread * chance) / p
-    return _Federation(*np.linalg.eigh(H), x, chance, spread, own, float(temperature), float(correlation))
+    return chance, spread, chance if noise == "realised" else ((1 - spread) * chance**2 + spread * chance) / p
 
 
 def _checked_energies(hessians, centers, weights) -> tuple[Array, Array, Array]:
@@ -478,9 +480,7 @@ def _step_sizes(step_size: StepSize, local_steps: int, num_rounds: int) -> Array
     bad = values[~(np.isfinite(values) & (values > 0))]
     if bad.size:
         raise ConfigError(f"step-size must be > 0; got {bad.flat[0]:g}", hint="choose a positive number")
-    if values.ndim == 0:
-        return np.full((1, local_steps), values)
-    return values.reshape(num_rounds, local_steps)
+    return values.reshape(num_rounds, local_steps) if values.ndim else np.full((1, local_steps), values)
 
 
 def _factor(covariance: Array) -> Array:

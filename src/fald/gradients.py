@@ -88,15 +88,16 @@ def _take(array: jax.Array | Split, index: jax.Array) -> jax.Array:
     if not isinstance(array, Split):
         return array[index]
     head = len(array.head)
-    in_head = (index < head).reshape(-1, *[1] * (array.rest.ndim - 1))
-    return jnp.where(in_head, array.head[jnp.minimum(index, head - 1)], array.rest[jnp.maximum(index - head, 0)])
+    first, later = array.head[jnp.minimum(index, head - 1)], array.rest[jnp.maximum(index - head, 0)]
+    return jnp.where((index < head).reshape(-1, *[1] * (later.ndim - 1)), first, later)
 
 
 def _slice(array: jax.Array | Split, start, length: int) -> jax.Array:
     if not isinstance(array, Split):
         return jax.lax.dynamic_slice_in_dim(array, start, length)
     head = len(array.head)
-    rest = jax.lax.dynamic_slice_in_dim(array.rest, jnp.maximum(start - head, 0), min(length, len(array.rest)))
+    most = min(length, len(array.rest))
+    rest = jax.lax.dynamic_slice_in_dim(array.rest, jnp.maximum(start - head, 0), most)
     return jax.lax.dynamic_slice_in_dim(jnp.concatenate([array.head, rest]), jnp.minimum(start, head), length)
 
 
@@ -140,6 +141,27 @@ def energy_fn(model: Model, total_rows) -> Callable[[jax.Array, Batch], jax.Arra
         return -model.flat_logprior(theta) - scale * jnp.sum(terms)
 
     return energy
+
+
+def gradient_fn(model: Model, total_rows, clip_norm=None) -> Callable[[jax.Array, Batch], jax.Array]:
+    """Gradient of a client's energy; with ``clip_norm`` each row's share is first cut to that norm.
+
+    With g_i = ∇ log p(x_i | θ), the clipped gradient is −∇log π0 − (n/b) Σ_i g_i·min(1, C/‖g_i‖). The
+    prior is not clipped: it holds no data. Clipping changes the target to a pseudo-posterior.
+    """
+    if clip_norm is None:
+        return jax.grad(energy_fn(model, total_rows))
+
+    def gradient(theta: jax.Array, batch: Batch) -> jax.Array:
+        of_row = jax.vmap(jax.grad(model.flat_loglikelihood), in_axes=(None, 0))(theta, batch.rows)
+        norm = jnp.sqrt(jnp.sum(of_row**2, axis=1))
+        factor = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, jnp.finfo(theta.dtype).tiny))
+        if batch.mask is not None:
+            factor = jnp.where(batch.mask, factor, 0)
+        scale = jnp.asarray(total_rows, theta.dtype) / jnp.asarray(batch.count, theta.dtype)
+        return -jax.grad(model.flat_logprior)(theta) - scale * (factor @ of_row)
+
+    return gradient
 
 
 def client_rows(data: FederatedData, client: int, capacity: int) -> Batch:

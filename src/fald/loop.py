@@ -6,6 +6,7 @@ Ctrl-C is answered soon; results do not depend on where chunks end.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from fald.console import Progress
 from fald.engines.base import Engine, Problem, Records, RunState
 from fald.errors import ConfigError, FaldError, Interrupted, NonFiniteError, StorageError
 from fald.gradients import client_rows, energy_fn, largest_curvatures, pooled_mode
+from fald.privacy.guard import Guard, Protection
 
 _CHUNK_SECONDS = 0.5
 _CLIENTS_EXAMINED = 20
@@ -33,7 +35,8 @@ def run(
     checkpoint: Checkpoint | None,
     description: dict[str, Any],
     progress: bool,
-    build: Callable[[list[Records]], Any],
+    build: Callable[..., Any],
+    privacy: Protection | None = None,
 ) -> Any:
     """Run all rounds and return ``build(records)``.
 
@@ -48,11 +51,14 @@ def run(
     progress
         Whether to report on standard error.
     build
-        Turns kept draws into the result; also used for the draws kept by a run that fails.
+        Turns kept draws (and the privacy guard, if any) into the result; also used for the draws kept
+        by a run that fails.
+    privacy
+        What a private run asked for.
 
     Raises
     ------
-    Interrupted, NonFiniteError, StorageError
+    Interrupted, NonFiniteError, StorageError, PrivacyError
         Each with the draws so far in its ``tree``, or None there if no draw was kept.
     """
     state = engine.init(problem, positions)
@@ -62,6 +68,13 @@ def run(
         store = Store(checkpoint.path, description)
         if store.open():
             state, records = _resume(store, problem, state, num_rounds)
+    asked, guard = num_rounds, None
+    if privacy is not None:
+        lost = 0 if store is None else max(0, store.begun_rounds() - state.round)
+        guard = Guard(privacy, problem, num_rounds, lost)
+        guard.rounds_begun = state.round
+        num_rounds = guard.num_rounds
+        build = functools.partial(build, guard=guard)
     saved_at = time.monotonic()
 
     def save() -> None:
@@ -75,13 +88,17 @@ def run(
 
     chunk = 1
     try:
-        with Progress(num_rounds, state.round, progress) as display:
+        with Progress(num_rounds, state.round, progress, "energy" if guard is None else "ε ≤") as display:
             while state.round < num_rounds:
                 size = min(chunk, num_rounds - state.round, engine.most_rounds(problem, state))
                 due = None
                 if store is not None and checkpoint is not None and checkpoint.rounds is not None:
                     due = store.saved_round + checkpoint.rounds
                     size = min(size, due - state.round)
+                if guard is not None:
+                    guard.rounds_begun = state.round + size
+                    if store is not None:
+                        store.begin_rounds(guard.rounds_begun + guard.lost_rounds)
                 began = time.monotonic()
                 after, new, energy = engine.advance(problem, state, size)
                 escape = _first_escape(problem, engine, state, after, new)
@@ -94,7 +111,7 @@ def run(
                 state = after
                 seconds = time.monotonic() - began
                 chunk = max(1, min(2 * chunk, int(size * _CHUNK_SECONDS / max(seconds, 1e-6))))
-                display.update(state.round, energy)
+                display.update(state.round, energy if guard is None else guard.epsilon(state.round))
                 if state.round == due or (
                     checkpoint is not None and time.monotonic() - saved_at >= checkpoint.seconds
                 ):
@@ -107,6 +124,8 @@ def run(
             hint="resume to go on from here" if store else "give a checkpoint to be able to resume",
         )
         raise _with_draws(error, build, records) from None
+    if guard is not None and num_rounds < asked:
+        raise _with_draws(guard.exceeded(asked), build, records)
     return build(records)
 
 
@@ -126,7 +145,7 @@ def _resume(
     return state, records
 
 
-def _with_draws(error: Any, build: Callable[[list[Records]], Any], records: list[Records]) -> Any:
+def _with_draws(error: Any, build: Callable[..., Any], records: list[Records]) -> Any:
     error.tree = build(records) if any(len(r.round) for r in records) else None
     return error
 

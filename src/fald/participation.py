@@ -34,12 +34,17 @@ class Participation:
     num_participants: int | None = None
     allow_unequal: bool = False
 
+    def __post_init__(self):
+        if isinstance(self.num_participants, np.integer):
+            # a NumPy integer could not be written with the settings of a run
+            object.__setattr__(self, "num_participants", int(self.num_participants))
+
     def check(self, sizes: np.ndarray) -> None:
         """Raise ``ConfigError`` if this participation does not fit clients of these sizes."""
         if self.scheme == "full":
             return
         num_clients, s = len(sizes), self.num_participants
-        if not isinstance(s, int | np.integer) or isinstance(s, bool) or s < 1:
+        if not isinstance(s, int) or isinstance(s, bool) or s < 1:
             raise ConfigError(
                 f"num-participants must be a whole number ≥ 1; got {s!r}",
                 hint="it is S, the number of devices drawn per round",
@@ -136,7 +141,9 @@ def draw(participation: Participation, rng_key: jax.Array, offsets: jax.Array) -
     dtype = jnp.zeros(()).dtype
     sizes = offsets[1:] - offsets[:-1]
     if participation.scheme == "full":
-        return Drawn(jnp.arange(num_clients, dtype=jnp.int32), sizes.astype(dtype) / offsets[-1].astype(dtype))
+        return Drawn(
+            jnp.arange(num_clients, dtype=jnp.int32), sizes.astype(dtype) / offsets[-1].astype(dtype)
+        )
     s = num_slots(participation, num_clients)
     if participation.scheme == "without-replacement":
         chosen = jnp.sort(choose_without_replacement(rng_key, num_clients, s))

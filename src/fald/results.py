@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from fald.checkpoint import writing
+from fald.checkpoint import write_atomically
 from fald.engines.base import Problem, Records
 from fald.errors import ConfigError, DataError, StorageError
 from fald.version import __version__
@@ -18,9 +18,13 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
+    from fald.privacy.guard import Guard
 
-def build_tree(problem: Problem, records: list[Records], settings: dict[str, Any]) -> xr.DataTree:
-    """Collect kept draws into the result tree."""
+
+def build_tree(
+    problem: Problem, records: list[Records], settings: dict[str, Any], guard: Guard | None = None
+) -> xr.DataTree:
+    """Collect kept draws into the result tree; ``guard`` adds the privacy of a private run."""
     import xarray as xr
 
     model, data = problem.model, problem.data
@@ -47,6 +51,9 @@ def build_tree(problem: Problem, records: list[Records], settings: dict[str, Any
         "weight": (per_slot, np.swapaxes(joined.weight, 0, 1)),
         "drift": (per_slot, np.swapaxes(joined.drift, 0, 1)),
     }
+    if guard is not None:
+        del stats["energy"]  # clients of a private run keep it
+        stats["epsilon"] = (["draw"], np.array([guard.epsilon(int(r)) for r in joined.round]))
     constant = {
         "size": (["client"], np.asarray(data.sizes, np.int64)),
         "share": (["client"], np.asarray(data.weights, float)),
@@ -69,7 +76,11 @@ def build_tree(problem: Problem, records: list[Records], settings: dict[str, Any
         "point_estimate": int(problem.method.point_estimate),
         "settings": json.dumps(settings),
         "data": data.fingerprint(),
+        "pseudo_posterior": int(settings.get("clip_norm") is not None),
     }
+    if guard is not None:
+        said = guard.statement()
+        tree.attrs |= {"privacy_statement": said.text, "privacy": said.to_json()}
     return tree
 
 
@@ -83,8 +94,8 @@ def save(tree: xr.DataTree, path: str | Path) -> Path:
     path = Path(path)
     if not path.parent.is_dir():
         raise StorageError(f"cannot write {path}: folder {path.parent} does not exist")
-    with writing(path) as temporary:
-        tree.to_netcdf(temporary, engine="h5netcdf")
+    # through memory, because HDF5 does not survive a full disk
+    write_atomically(path, tree.to_netcdf(engine="h5netcdf"))
     return path
 
 
@@ -98,7 +109,7 @@ def load(path: str | Path) -> xr.DataTree:
     try:
         with xr.open_datatree(path, engine="h5netcdf") as tree:
             loaded = tree.load()
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged file fails in many ways, all of them the same to the user
         raise StorageError(
             f"{path} is not a readable result ({error})", hint="restore it, or run again"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from fald.errors import ConfigError, DataError
 from fald.models.base import Model
 from fald.noise import NoiseScale
 from fald.participation import Participation, full
+from fald.privacy.guard import Guard, Protection, secret_words
 from fald.results import build_tree
 from fald.samplers.base import Method
 from fald.samplers.fald import check_count, fald
@@ -44,11 +46,13 @@ def sample(
     participation: Participation | None = None,
     noise: NoiseScale = "realised",
     batch_size: int | None = None,
+    clip_norm: float | None = None,
     num_chains: int = 4,
     num_warmup: int = 0,
     thinning: int = 1,
     initial_position: Position | None = None,
     method: Method | None = None,
+    privacy: Protection | None = None,
     engine: Engine | None = None,
     progress: bool = True,
     checkpoint: str | Path | Checkpoint | None = None,
@@ -86,13 +90,18 @@ def sample(
     batch_size
         Rows per stochastic gradient, drawn afresh without replacement in every step; None for exact
         gradients.
+    clip_norm
+        Norm to which the gradient of each row is cut; the result is then a pseudo-posterior.
     num_chains, num_warmup, thinning
         Chains; rounds thrown away at the start; rounds per kept draw after that.
     initial_position
         Where chains start: a position, or one with a leading chain axis. Default: the model's.
     method
         A method from ``fald.samplers`` instead of FA-LD; then ``local_steps``, ``step_size``,
-        ``temperature``, ``correlation``, ``noise`` and ``batch_size`` are the method's own.
+        ``temperature``, ``correlation``, ``noise``, ``batch_size`` and ``clip_norm`` are the method's own.
+    privacy
+        ``fald.privacy.Protection``: account for the run, stop it within a budget, draw client noise
+        from entropy. Each chain counts.
     engine
         Where clients run; in this process by default.
     progress
@@ -111,7 +120,7 @@ def sample(
     ------
     ConfigError, DataError
         If settings or data cannot be used.
-    NonFiniteError, Interrupted, StorageError
+    NonFiniteError, Interrupted, StorageError, PrivacyError
         If the run ends early; the draws so far are in the exception's ``tree``.
 
     Notes
@@ -142,9 +151,10 @@ def sample(
             correlation=correlation,
             noise=noise,
             batch_size=batch_size,
+            clip_norm=clip_norm,
         )
-    elif (local_steps, step_size, temperature, correlation, noise, batch_size) != (
-        None, None, 1.0, 0.0, "realised", None,
+    elif (local_steps, step_size, temperature, correlation, noise, batch_size, clip_norm) != (
+        None, None, 1.0, 0.0, "realised", None, None,
     ):  # fmt: skip
         raise ConfigError("settings of the method belong into the method", hint="remove them from sample()")
     num_rounds = check_count("num-rounds", num_rounds, 1)
@@ -161,7 +171,12 @@ def sample(
     key, seed = _as_key(rng_key)
     _check_model(model, data)
     positions = _start(model, initial_position, num_chains)
-    problem = Problem(key, model, data, method, participation, num_chains, num_warmup, thinning)
+    secret = None
+    if privacy is not None:
+        method = method.without_energy()
+        if privacy.client_noise == "entropy":
+            secret = jnp.asarray(secret_words())
+    problem = Problem(key, model, data, method, participation, num_chains, num_warmup, thinning, secret)
     settings = {
         **method.settings(),
         "participation": participation.scheme,
@@ -171,13 +186,14 @@ def sample(
         "thinning": thinning,
         "precision": str(float_dtype()),
         "seed": seed,
+        "privacy": None if privacy is None else asdict(privacy),
     }
     if not (checkpoint is None or isinstance(checkpoint, Checkpoint)):
         checkpoint = Checkpoint(checkpoint)
     description = {} if checkpoint is None else _description(problem, settings, positions)
 
-    def build(records: list[Records]):
-        return build_tree(problem, records, {**settings, "num_rounds": num_rounds})
+    def build(records: list[Records], guard: Guard | None = None):
+        return build_tree(problem, records, {**settings, "num_rounds": num_rounds}, guard)
 
     return loop.run(
         problem,
@@ -188,6 +204,7 @@ def sample(
         description=description,
         progress=progress,
         build=build,
+        privacy=privacy,
     )
 
 

@@ -16,6 +16,7 @@ from fald.data import FederatedData, encode_features, read_table
 from fald.errors import ConfigError
 from fald.models.base import Model
 from fald.participation import Participation
+from fald.privacy.guard import Protection
 from fald.schedules import paper_decay
 from fald.types import StepSize
 
@@ -45,6 +46,7 @@ class DataSection(_Section):
     features: list[str]
     categories: dict[str, list[str | int]] = Field(default_factory=dict)
     scaling: dict[str, Scale] = Field(default_factory=dict)
+    bounds: tuple[float, float] | None = None
 
     @model_validator(mode="after")
     def _one_source(self):
@@ -95,6 +97,7 @@ class SamplerSection(_Section):
     allow_unequal: bool = False
     noise: Literal["realised", "paper"] = "realised"
     batch_size: Annotated[int, Field(ge=1)] | None = None
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
     num_chains: Annotated[int, Field(ge=1)] = 4
     num_warmup: Annotated[int, Field(ge=0)] = 0
     thinning: Annotated[int, Field(ge=1)] = 1
@@ -114,12 +117,22 @@ class SamplerSection(_Section):
             if isinstance(self.step_size, Decay)
             else self.step_size
         )
-        plain = "num_rounds local_steps temperature correlation noise batch_size num_chains num_warmup thinning"
+        plain = "num_rounds local_steps temperature correlation noise batch_size clip_norm num_chains num_warmup "
+        plain += "thinning"
         return {
             **{name: getattr(self, name) for name in plain.split()},
             "step_size": step,
             "participation": Participation(self.participation, self.num_participants, self.allow_unequal),
         }
+
+
+class PrivacySection(_Section):
+    """A private run: what it may spend, and how its noise is drawn."""
+
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    max_epsilon: Annotated[float, Field(gt=0)] | None = None
+    client_noise: Literal["entropy", "seeded"] = "entropy"
+    method: Literal["pld", "rdp"] = "pld"
 
 
 class Study(_Section):
@@ -129,6 +142,7 @@ class Study(_Section):
     data: DataSection
     model: ModelSection
     sampler: SamplerSection
+    privacy: PrivacySection | None = None
     folder: str = "."
 
     def read_data(self) -> FederatedData:
@@ -142,15 +156,24 @@ class Study(_Section):
         }
         root = Path(self.folder)
         if d.file:
-            return FederatedData.from_frame(read_table(root / d.file), site=d.site or "", **encoding)
-        return FederatedData.from_files({name: root / path for name, path in d.files.items()}, **encoding)
+            data = FederatedData.from_frame(read_table(root / d.file), site=d.site or "", **encoding)
+        else:
+            data = FederatedData.from_files({name: root / path for name, path in d.files.items()}, **encoding)
+        return data if d.bounds is None else data.bounded(*d.bounds)
+
+    def protection(self) -> Protection | None:
+        """What the privacy section asks for; None without one."""
+        if self.privacy is None:
+            return None
+        return Protection(**{name: getattr(self.privacy, name) for name in PrivacySection.model_fields})
 
     def read_features(self, path: str | Path) -> np.ndarray:
         """Read new rows and encode their features as the study's own."""
         d = self.data
         scaling = {c: (s.center, s.scale) for c, s in d.scaling.items() if c != d.target}
         categories = {c: levels for c, levels in d.categories.items() if c != d.target}
-        return encode_features(read_table(path), str(path), d.features, categories, scaling)
+        features = encode_features(read_table(path), str(path), d.features, categories, scaling)
+        return features if d.bounds is None else np.clip(features, *d.bounds)
 
     def build_model(self, features: Iterable[str]) -> Model:
         """The model over the encoded feature columns."""
@@ -216,7 +239,7 @@ def _keys(section: type[BaseModel]) -> dict[str, Any]:
     return {f.alias or name: f.annotation for name, f in section.model_fields.items()}
 
 
-_SECTIONS = {"data": DataSection, "model": ModelSection, "sampler": SamplerSection}
+_SECTIONS = {"data": DataSection, "model": ModelSection, "sampler": SamplerSection, "privacy": PrivacySection}
 
 
 def _known_keys() -> list[str]:
@@ -306,6 +329,13 @@ thinning = 10              # keep every 10th round
 # correlation = 0.0        # noise shared between sites, 0 to 1; 1 gives no privacy
 # participation = "full"   # or "with-replacement" / "without-replacement" with num-participants
 # batch-size = 64          # rows per gradient; left out: all rows
+# clip-norm = 1.0          # cut each row's gradient to this norm, as privacy accounting needs it
 # seed = 0
 # precision = "float32"    # or "float64"
+
+# A private run: client noise from the operating system, a budget that stops the run, a statement.
+# [privacy]
+# delta = 1e-5             # well below one over the rows of a site
+# max-epsilon = 2.0        # stop before the round that would exceed it
+# client-noise = "entropy" # "seeded" is a simulation and protects nobody
 """

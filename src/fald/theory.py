@@ -66,14 +66,13 @@ class Constants:
     initial_distance: float = 0.0
 
     def __post_init__(self):
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "min_weight" and value is None:
+        for field in fields(Constants):
+            value, name = getattr(self, field.name), field.name.replace("_", "-")
+            if name == "min-weight" and value is None:
                 continue
-            name = field.name.replace("_", "-")
             if not (isinstance(value, int | float | np.number) and math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} must be a finite number ≥ 0; got {value!r}")
-            if field.name in ("dim", "num_clients") and (value < 1 or value != int(value)):
+            if name in ("dim", "num-clients") and (value < 1 or value != int(value)):
                 raise ConfigError(f"{name} must be a whole number ≥ 1; got {value!r}")
         L, m = self.smoothness, self.strong_convexity
         if not 0 < m <= L:
@@ -156,6 +155,13 @@ class Complexity:
     step_size: Any
     num_steps: Any
     num_rounds: Any
+
+
+def constants(model: Any, data: Any, **settings: Any) -> Constants:
+    """Measure the constants of a model and its clients: see ``fald.constants.constants``."""
+    from fald.constants import constants as measure  # needs JAX, which the bounds do not
+
+    return measure(model, data, **settings)
 
 
 def fixed_step_bound(
@@ -366,7 +372,7 @@ def divergence_bound(
     Parameters
     ----------
     constants, local_steps, correlation
-        As in ``fixed_step_bound``.
+        As in ``fixed_step_bound``, and refused as there.
     step_size
         η ≤ 2/(L+m); broadcasts with ``local_steps``.
 
@@ -374,11 +380,6 @@ def divergence_bound(
     -------
     float or numpy.ndarray
         The bound, on a mean squared distance.
-
-    Raises
-    ------
-    ConfigError
-        If a precondition fails.
 
     Notes
     -----
@@ -486,8 +487,8 @@ def _step(rule: str, limit: float, step_size: ArrayLike) -> np.ndarray:
     if bad.size:
         raise ConfigError(f"step-size must be > 0; got {bad.flat[0]:g}", hint="choose a positive number")
     if eta.max() > limit * (1 + 1e-12):
-        factor = f"{eta.max() / limit:.4g} times that"
-        raise ConfigError(f"step-size must be ≤ {rule} = {limit:.6g}; got {eta.max():.6g}, {factor}")
+        got = f"{eta.max():.6g}, {eta.max() / limit:.4g} times that"
+        raise ConfigError(f"step-size must be ≤ {rule} = {limit:.6g}; got {got}")
     return eta
 
 

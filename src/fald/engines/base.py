@@ -20,7 +20,10 @@ from fald.types import PyTree
 
 @dataclass(frozen=True)
 class Problem:
-    """One sampling problem: who samples what, from which rows, with which key."""
+    """One sampling problem: who samples what, from which rows, with which key.
+
+    ``secret_key`` is the root of the clients' own noise and batches in a private run; None: ``rng_key``.
+    """
 
     rng_key: jax.Array
     model: Model
@@ -30,6 +33,7 @@ class Problem:
     num_chains: int
     num_warmup: int
     thinning: int
+    secret_key: jax.Array | None = None
 
     def num_kept(self, num_rounds: int) -> int:
         """Draws kept by the end of round ``num_rounds``."""

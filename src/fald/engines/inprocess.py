@@ -18,6 +18,7 @@ import numpy as np
 from fald.client import Rows, local, whole_client
 from fald.data import FederatedData
 from fald.engines.base import Failure, Problem, Records, RunState
+from fald.errors import ConfigError
 from fald.gradients import Split
 from fald.keys import Stream, chain_key, stream_key
 from fald.models.base import Model
@@ -59,23 +60,32 @@ class Tables(NamedTuple):
     order: jax.Array
 
 
-def size_classes(sizes: np.ndarray, capacities: tuple[int, ...] | None = None) -> tuple[np.ndarray, list[SizeClass]]:
+def size_classes(
+    sizes: np.ndarray, capacities: tuple[int, ...] | None = None
+) -> tuple[np.ndarray, list[SizeClass]]:
     """Sort clients into at most eight classes of similar size.
 
     Few distinct sizes get a class each, without any padding; otherwise capacities grow
     geometrically, so that padding costs work, never storage.
     """
     distinct = np.unique(sizes)
-    if capacities is None and len(distinct) <= _MAX_SIZE_CLASSES:
-        capacities = tuple(int(s) for s in distinct)
-    elif capacities is None:
-        grid = np.geomspace(distinct[0], distinct[-1], _MAX_SIZE_CLASSES + 1)[1:]
-        ends = {int(distinct[distinct <= np.ceil(g)].max()) for g in grid} | {int(distinct[-1])}
-        capacities = tuple(sorted(ends))
-    class_of = np.searchsorted(capacities, sizes)
+    if capacities is not None:
+        ends = np.sort(capacities)
+        if ends[-1] < distinct[-1]:
+            raise ConfigError(
+                f"capacities must reach the largest client, of {distinct[-1]} rows; got {ends[-1]}"
+            )
+    elif len(distinct) <= _MAX_SIZE_CLASSES:
+        ends = distinct
+    else:
+        grid = np.ceil(np.geomspace(distinct[0], distinct[-1], _MAX_SIZE_CLASSES + 1)[1:])
+        ends = np.unique([distinct[distinct <= g].max() for g in [*grid, distinct[-1]]])
+    # a class without members could not be traced: its slices may be longer than the data
+    ends = ends[np.unique(np.searchsorted(ends, distinct))]
+    class_of = np.searchsorted(ends, sizes)
     classes = [
-        SizeClass(cap, bool(np.all(sizes[class_of == k] == cap)), int(np.sum(class_of == k)))
-        for k, cap in enumerate(capacities)
+        SizeClass(int(end), bool(np.all(sizes[class_of == k] == end)), int(np.sum(class_of == k)))
+        for k, end in enumerate(ends)
     ]
     return class_of, classes
 
@@ -111,11 +121,11 @@ class InProcess:
 
     def advance(self, problem: Problem, state: RunState, num_rounds: int) -> tuple[RunState, Records, float]:
         """Run rounds in one compiled call."""
-        tables, compiled, hyper, key = self._prepare(problem)
+        tables, compiled, hyper, roots = self._prepare(problem)
         server, memory, buffers, energy = compiled.run(
             tables,
             hyper,
-            key,
+            roots,
             state.server,
             state.memory,
             jnp.asarray(state.round, jnp.int32),
@@ -132,11 +142,11 @@ class InProcess:
 
     def locate(self, problem: Problem, state: RunState, num_rounds: int) -> Failure:
         """Replay round by round until something is not finite."""
-        tables, compiled, hyper, key = self._prepare(problem)
+        tables, compiled, hyper, roots = self._prepare(problem)
         server, memory = state.server, state.memory
         for r in range(state.round, state.round + num_rounds):
             server, memory, uploads, drawn = compiled.one_round(
-                tables, hyper, key, server, memory, jnp.asarray(r, jnp.int32)
+                tables, hyper, roots, server, memory, jnp.asarray(r, jnp.int32)
             )
             betas = np.asarray(uploads.position)
             weights = np.asarray(drawn.weight)
@@ -165,7 +175,8 @@ class InProcess:
             )
             self._prepared = (problem, tables, layout, compiled)
         _, tables, _, compiled = self._prepared
-        return tables, compiled, problem.method.traced(), problem.rng_key
+        secret = problem.rng_key if problem.secret_key is None else problem.secret_key
+        return tables, compiled, problem.method.traced(), (problem.rng_key, secret)
 
 
 def _draw_capacity(problem: Problem) -> int:
@@ -215,7 +226,10 @@ def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Table
     if random and together and method.batch_size is None:
         # chains at different clients side by side need one common length
         cap = int(sizes.max())
-        class_of, classes = np.zeros(len(sizes), int), [SizeClass(cap, bool(np.all(sizes == cap)), len(sizes))]
+        class_of, classes = (
+            np.zeros(len(sizes), int),
+            [SizeClass(cap, bool(np.all(sizes == cap)), len(sizes))],
+        )
     members = tuple(np.flatnonzero(class_of == k).astype(np.int32) for k in range(len(classes)))
     tables = Tables(
         rows=jax.tree.map(_as_device, data.rows),
@@ -259,10 +273,19 @@ def _compile(
                 return rows, None
             return rows, whole_client(rows, size_class.capacity, size_class.exact)
 
-        def update(prepared, key, client, weight, message, memory):
+        def update(prepared, keys, client, weight, message, memory):
             rows, whole = prepared
             view = local(
-                model, rows, key, client, weight, round_index, hyper["local_steps"], method.batch_size, whole
+                model,
+                rows,
+                *keys,
+                client,
+                weight,
+                round_index,
+                hyper["local_steps"],
+                method.batch_size,
+                whole,
+                hyper.get("clip_norm"),
             )
             return method.client_update(hyper, view, message, memory)
 
@@ -292,7 +315,8 @@ def _compile(
         def one(chain, client, weight, size_class):
             prepare, update = work(tables, hyper, round_index, size_class)
             message = jax.tree.map(lambda leaf: leaf[chain], messages)
-            return update(prepare(client), keys[chain], client, weight, message, own_memory(chain, client))
+            own_keys = jax.tree.map(lambda leaf: leaf[chain], keys)
+            return update(prepare(client), own_keys, client, weight, message, own_memory(chain, client))
 
         if layout.chains_together:
             (size_class,) = layout.classes
@@ -304,9 +328,7 @@ def _compile(
 
             def visit(item):
                 chain, client, weight = item
-                branches = [
-                    functools.partial(one, size_class=size_class) for size_class in layout.classes
-                ]
+                branches = [functools.partial(one, size_class=size_class) for size_class in layout.classes]
                 active = functools.partial(jax.lax.switch, tables.class_of[client], branches)
                 shapes = jax.eval_shape(active, chain, client, weight)
                 return jax.lax.cond(
@@ -325,18 +347,19 @@ def _compile(
         )
         return uploads, memory
 
-    def one_round(tables, hyper, key, server, memory, round_index):
-        keys = jax.vmap(chain_key, in_axes=(None, 0))(key, jnp.arange(num_chains))
+    def one_round(tables, hyper, roots, server, memory, round_index):
+        # of each chain: the key the server may know, and the clients' own
+        keys = jax.tree.map(lambda root: jax.vmap(chain_key, (None, 0))(root, jnp.arange(num_chains)), roots)
         drawn = jax.vmap(
             lambda k: draw(participation, stream_key(k, round_index, Stream.PARTICIPATION), tables.offsets)
-        )(keys)
+        )(keys[0])
         messages = jax.vmap(method.broadcast)(server)
         visit = everyone if participation.scheme == "full" else drawn_only
         uploads, memory = visit(tables, hyper, keys, round_index, drawn, messages, memory)
         server = jax.vmap(method.server_update, in_axes=(None, 0, 1, 0))(hyper, server, uploads, drawn.weight)
         return server, memory, uploads, drawn
 
-    def run(tables, hyper, key, server, memory, first_round, num_rounds, num_warmup, thinning):
+    def run(tables, hyper, roots, server, memory, first_round, num_rounds, num_warmup, thinning):
         real = jnp.dtype(dtype)
         buffers = (
             jnp.zeros((capacity, num_chains, model.dim), real),
@@ -349,7 +372,7 @@ def _compile(
         def body(i, carry):
             server, memory, buffers, kept, _ = carry
             round_index = first_round + i
-            server, memory, uploads, drawn = one_round(tables, hyper, key, server, memory, round_index)
+            server, memory, uploads, drawn = one_round(tables, hyper, roots, server, memory, round_index)
             position = jax.vmap(method.position)(server)
             energy = jnp.sum(jnp.where(drawn.weight > 0, drawn.weight * uploads.energy.T, 0), axis=1)
             apart = jax.vmap(drift, in_axes=(1, 0, 0))(uploads.position, drawn.weight, position)

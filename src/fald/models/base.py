@@ -46,6 +46,9 @@ class Model:
         Dimension names per reported variable and their coordinate values, as in xarray.
     ratios
         Reported variable -> what its exponential is called, such as ``"odds ratio"``.
+    sensitivity_fn
+        ``bounds -> Δ`` from feature bounds (features, 2) to the largest change of ∇loglikelihood_fn when
+        one row is replaced by another within them, at any position.
     check_fn
         ``data -> None``; raises ``DataError`` when rows do not fit the model.
     name
@@ -72,6 +75,7 @@ class Model:
     dims: Mapping[str, Sequence[str]] = field(default_factory=dict)
     coords: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     ratios: Mapping[str, str] = field(default_factory=dict)
+    sensitivity_fn: Callable[[np.ndarray], float] | None = None
     check_fn: Callable[[FederatedData], None] | None = None
     name: str = "custom"
 

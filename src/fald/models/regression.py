@@ -88,6 +88,7 @@ def _regression(
     simulate_fn: Callable[[Any, Any, Any], Any] | None,
     ratio: str | None,
     name: str,
+    residual_bound: float | None = None,
 ) -> Model:
     names = _feature_names(features)
     scale = _positive("prior-scale", prior_scale)
@@ -106,9 +107,20 @@ def _regression(
         dims={"coefficient": ["feature"]},
         coords={"feature": names},
         ratios={"coefficient": ratio} if ratio else {},
+        sensitivity_fn=None if residual_bound is None else _sensitivity(residual_bound),
         check_fn=check_fn,
         name=name,
     )
+
+
+def _sensitivity(residual_bound: float) -> Callable[[np.ndarray], float]:
+    """Δ of a regression whose gradient is residual × (1, x) with a bounded residual."""
+
+    def sensitivity_fn(bounds: np.ndarray) -> float:
+        largest = float(np.sqrt(1 + np.sum(np.max(np.abs(bounds), axis=1) ** 2)))
+        return 2 * residual_bound * largest
+
+    return sensitivity_fn
 
 
 def logistic_regression(features: Features, *, prior_scale: float = 2.5) -> Model:
@@ -142,6 +154,7 @@ def logistic_regression(features: Features, *, prior_scale: float = 2.5) -> Mode
         None,
         "odds ratio",
         "logistic",
+        residual_bound=1.0,
     )
 
 
@@ -276,7 +289,7 @@ def _categorical_loglikelihood(logits_fn: Callable[[Any, Any], Any], num_classes
         x, y = example
         logits = logits_fn(position, jnp.asarray(x, float_dtype()))
         # a one-hot product keeps gradients free of scatters, which are slow on CPU
-        chosen = jax.nn.one_hot(y, num_classes, dtype=logits.dtype) @ logits
+        chosen = (jnp.arange(num_classes) == y).astype(logits.dtype) @ logits
         return chosen - jax.nn.logsumexp(logits)
 
     return loglikelihood_fn
@@ -304,6 +317,7 @@ def softmax_regression(features: Features, num_classes: int, *, prior_scale: flo
         predict_fn=lambda p, x: jax.nn.softmax(logits_fn(p, jnp.asarray(x, float_dtype()))),
         dims={"coefficient": ["class", "feature"], "intercept": ["class"]},
         coords={"class": list(range(classes)), "feature": names},
+        sensitivity_fn=_sensitivity(2.0**0.5),
         check_fn=_check_classes(classes, names),
         name="softmax",
     )

@@ -7,6 +7,7 @@
 
 from fald.privacy.accountant import Ledger, account
 from fald.privacy.calibration import Budget, Calibration, FrontPoint, calibrate, pareto_front
+from fald.privacy.guard import Guard, Protection
 from fald.privacy.events import Presence, StepNoise, step_noise
 from fald.privacy.paper import PaperBound, paper_bound
 from fald.privacy.pld import step_profile
@@ -18,10 +19,12 @@ __all__ = [
     "Budget",
     "Calibration",
     "FrontPoint",
+    "Guard",
     "Ledger",
     "PaperBound",
     "Presence",
     "PrivacyReport",
+    "Protection",
     "RunSettings",
     "Statement",
     "StepNoise",

@@ -118,6 +118,8 @@ class Ledger:
         return times if self.noise.times_matter else np.minimum(times, 1)
 
     def _loss(self, index: int, num_rounds: int) -> Loss:
+        if self._ledgers[index].constant:  # at once, so that no order of questions changes a digit
+            return self._ledgers[index].advance(None, 0, num_rounds)
         at, loss = self._last.get(index, (0, None))
         if at > num_rounds:
             at, loss = 0, None
@@ -163,7 +165,7 @@ class Ledger:
             low, low_loss, high = 0, None, most + 1
             probe = most  # often all rounds fit
             while high - low > 1:
-                loss = led.advance(low_loss, low, probe)
+                loss = led.advance(None, 0, probe) if led.constant else led.advance(low_loss, low, probe)
                 if led.steps.epsilon(loss, self.delta) <= epsilon:
                     low, low_loss = probe, loss
                 else:

@@ -27,10 +27,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fald.privacy.compose import Loss, mixed
+from fald.privacy.compose import Loss, chord
 
-_FINEST = 32.0  # grid points per standard deviation of a step's loss
-_LEAST_POINTS, _MOST_POINTS = 2**14, 2**19
+# grid points per standard deviation of a step's loss; ε is then too large by about 1 / (10 points²)
+_POINTS, _POINTS_OF_SCHEDULES = 32.0, 20.0
+_LEAST_SIZE, _MOST_SIZE = 2**14, 2**19
 _REACH = 10.0  # standard deviations of noise that a step's grid covers
 _WIDEST_INTERVAL = 30.0  # beyond this the losses are so large that a grid is pointless
 
@@ -152,20 +153,22 @@ class PldSteps:
         self._anchors, self._interpolates = _anchors(multipliers, sampling, fraction)
         variance = float(np.sum(counts * _spread(multipliers, fraction) ** 2))
         deviation, step = math.sqrt(variance), math.sqrt(variance / float(np.sum(counts)))
-        self.interval = min(step / _FINEST, 16.0 * deviation / _LEAST_POINTS)
+        scheduled = self._anchors.size > 32 or multipliers.size > self._anchors.size
+        points, least = (_POINTS_OF_SCHEDULES, _LEAST_SIZE / 4) if scheduled else (_POINTS, _LEAST_SIZE)
+        self.interval = min(step / points, 16.0 * deviation / least)
         at = math.sqrt(2.0 * math.log(1.0 / self._tail)) / deviation
         self._orders = at * np.concatenate([-(2.0 ** np.arange(-4, 4)), 2.0 ** np.arange(-4, 4)])
         while True:
             if self.interval > _WIDEST_INTERVAL:
                 raise NoGridError("privacy losses too large")
-            self.size, self._cache = 0, {}
+            self.size, self._cache, self._grids = 0, {}, {}
             whole = total(self)
             if whole.infinity + 4.0 * _roundoff(whole) > 0.1 * delta:
                 raise NoGridError("delta is below round-off")
             low, high = self._window(whole)
-            if high - low < _MOST_POINTS:
+            if high - low < _MOST_SIZE:
                 break
-            self.interval *= max(1.5, 1.1 * (high - low) / _MOST_POINTS)
+            self.interval *= max(1.5, 1.1 * (high - low) / _MOST_SIZE)
         from scipy.fft import next_fast_len
 
         self._cache = {}
@@ -176,30 +179,33 @@ class PldSteps:
         if multiplier in self._cache:
             return self._cache[multiplier]
         anchors = self._anchors
-        below = max(0, int(np.searchsorted(anchors, multiplier, side="right")) - 1)
+        if not anchors[0] <= multiplier <= anchors[-1]:
+            return self._anchor(multiplier)
+        below = int(np.searchsorted(anchors, multiplier, side="right")) - 1
         if anchors[below] == multiplier or not self._interpolates:
             return self._anchor(float(anchors[below]))
-        from scipy.special import erf
-
         low, high = float(anchors[below]), float(anchors[below + 1])
-        tv, worse, better = erf(1.0 / (math.sqrt(8.0) * np.array([multiplier, low, high])))
-        share = float(np.clip((tv - better) / (worse - better), 0.0, 1.0))
-        return mixed([self._anchor(low), self._anchor(high)], [share, 1.0 - share])
+        variation = [math.erf(1.0 / (math.sqrt(8.0) * z)) for z in (multiplier, low, high)]
+        share = (variation[0] - variation[2]) / (variation[1] - variation[2])
+        return chord(self._anchor(low), self._anchor(high), min(1.0, max(0.0, share)))
 
     def _anchor(self, multiplier: float) -> Loss:
+        if multiplier not in self._grids:
+            probs, lower, infinity = _discretised(multiplier, self.fraction, self.sampling, self.interval)
+            held = np.flatnonzero(probs)
+            exponent = self._orders[:, None] * ((held + lower) * self.interval) + np.log(probs[held])
+            top = exponent.max(axis=1)
+            moments = top + np.log(np.sum(np.exp(exponent - top[:, None]), axis=1))
+            self._grids[multiplier] = (probs, lower, moments, float(infinity))
         if multiplier not in self._cache:
             from scipy.fft import rfft
-            from scipy.special import logsumexp
 
-            probs, lower, infinity = _discretised(multiplier, self.fraction, self.sampling, self.interval)
-            losses = (np.arange(probs.size) + lower) * self.interval
-            moments = np.asarray(logsumexp(self._orders[:, None] * losses, b=probs, axis=1))
+            probs, lower, moments, infinity = self._grids[multiplier]
+            transform = np.zeros(0, complex)
             if self.size:
                 folded = np.bincount((np.arange(probs.size) + lower) % self.size, probs, self.size)
                 transform = np.asarray(rfft(folded))
-            else:
-                transform = np.zeros(0, complex)
-            self._cache[multiplier] = Loss(transform, moments, float(infinity), 1.0)
+            self._cache[multiplier] = Loss(transform, moments, infinity, 1.0)
         return self._cache[multiplier]
 
     def _window(self, loss: Loss) -> tuple[int, int]:

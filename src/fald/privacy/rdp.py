@@ -87,24 +87,22 @@ class RdpSteps:
         self._anchors = distinct
         if distinct.size <= 2 or self._rows == self._size:
             return
-        if distinct.size > 100:
-            self._anchors = np.geomspace(distinct[0], distinct[-1], 100)
-            self._anchors[0] = distinct[0]
+        # the best order is found on a coarse grid of multipliers, then used on a fine one
+        self._anchors = _rounding_grid(distinct, 6)
         runs = float(np.sum(counts))
         typical = float(np.sqrt(runs / np.sum(counts / multipliers**2)))
         best, seen = self._best(self.step_at(typical).log_moment * runs, delta)[1], set()
-        while best not in seen:  # until the best order is inside the window and not at its edge
+        while best not in seen:
             seen.add(best)
             near = int(np.argmin(np.abs(every - best)))
-            self.orders, self._cache = every[max(0, near - 6) : near + 7], {}
+            self.orders, self._cache = every[max(0, near - 2) : near + 3], {}
             best = self._best(total(self).log_moment, delta)[1]
-            if best not in (self.orders[0], self.orders[-1]):
-                break
+        self._anchors, self._cache = _rounding_grid(distinct, 100), {}
 
     def step(self, multiplier: float) -> Loss:
         """Loss of one local step, at the next lower multiplier of the grid."""
-        below = max(0, int(np.searchsorted(self._anchors, multiplier, side="right")) - 1)
-        return self.step_at(float(self._anchors[below]))
+        below = int(np.searchsorted(self._anchors, multiplier, side="right")) - 1
+        return self.step_at(multiplier if below < 0 else float(self._anchors[below]))
 
     def step_at(self, multiplier: float) -> Loss:
         """Loss of one local step with exactly this multiplier."""
@@ -161,3 +159,11 @@ class RdpSteps:
         if not usable.any():
             return 1.0
         return float(compute_delta(self.orders[usable].tolist(), divergence[usable].tolist(), epsilon)[0])
+
+
+def _rounding_grid(distinct: np.ndarray, most: int) -> np.ndarray:
+    if distinct.size <= most:
+        return distinct
+    grid = np.geomspace(distinct[0], distinct[-1], most)
+    grid[0] = distinct[0]
+    return grid

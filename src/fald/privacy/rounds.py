@@ -55,6 +55,11 @@ class ClientLedger:
             self.steps = RdpSteps(z, counts, rows=rows, size=size, delta=delta, total=self._total)
         self._constant = {}
 
+    @property
+    def constant(self) -> bool:
+        """Whether all rounds are alike, so that many are composed at the cost of one."""
+        return self._noise.step.size == 1
+
     def _presence(self, times: int) -> Presence:
         if times not in self._ways:
             self._ways[times] = self._noise.presence(self._client, times)
@@ -89,9 +94,12 @@ class ClientLedger:
 
     def _taking_part(self, way: Presence, factors: np.ndarray) -> Loss:
         """Loss of the K local steps of a round in which the client takes part."""
+        last = self.steps.step(float(way.last * factors[-1]))
+        if factors.size == 1:
+            return last
         inner, how_often = np.unique(way.own * factors[:-1], return_counts=True)
         losses = [repeated(self.steps.step(float(z)), int(k)) for z, k in zip(inner, how_often)]
-        return together([*losses, self.steps.step(float(way.last * factors[-1]))])
+        return together([*losses, last])
 
     def _round(self, factors: np.ndarray, times: int | None) -> Loss:
         if times is not None:
@@ -108,7 +116,7 @@ class ClientLedger:
         n = self._noise
         losses = [] if loss is None else [loss]
         drawn = None if self._times is None else self._times[:, start:stop]
-        if n.step.size == 1:
+        if self.constant:
             factors = np.repeat(n.step, n.local_steps)
             kinds = {0: n.num_chains * (stop - start)} if drawn is None else _counted(drawn)
             for times, count in kinds.items():
@@ -116,14 +124,13 @@ class ClientLedger:
                     self._constant[times] = self._round(factors, None if drawn is None else times)
                 losses.append(repeated(self._constant[times], count))
         else:
-            running = None if loss is None else losses.pop()
             for r in range(start, stop):
                 factors = n.step[r * n.local_steps : (r + 1) * n.local_steps]
                 kinds = {0: n.num_chains} if drawn is None else _counted(drawn[:, r - start])
                 for times, count in kinds.items():
-                    new = repeated(self._round(factors, None if drawn is None else times), count)
-                    running = new if running is None else together([running, new])
-            losses = [] if running is None else [running]
+                    losses.append(repeated(self._round(factors, None if drawn is None else times), count))
+                if len(losses) >= 16:
+                    losses = [together(losses)]
         if not losses:
             return nothing(self.steps.step(float(self._noise.step[0] * self._presence(1).own)))
         return together(losses)

@@ -51,6 +51,10 @@ class Method(Protocol):
         """All settings, for the record."""
         ...
 
+    def without_energy(self) -> Method:
+        """The method of a private run, whose clients upload nothing that has no noise on it."""
+        ...
+
     def init_server(self, position: jax.Array) -> PyTree:
         """Server state of a chain that starts at ``position``."""
         ...

@@ -54,7 +54,9 @@ class FALD:
     correlation: float = 0.0
     noise: NoiseScale = "realised"
     batch_size: int | None = None
+    clip_norm: float | None = None
     name: str = "fa-ld"
+    shares_energy: bool = True
 
     @property
     def point_estimate(self) -> bool:
@@ -70,6 +72,8 @@ class FALD:
         }
         if not callable(self.step_size):
             numbers["step_size"] = jnp.asarray(self.step_size, jnp.zeros(()).dtype)
+        if self.clip_norm is not None:
+            numbers["clip_norm"] = jnp.asarray(self.clip_norm, jnp.zeros(()).dtype)
         return numbers
 
     def skeleton(self) -> FALD:
@@ -81,7 +85,13 @@ class FALD:
             step_size=self.step_size if callable(self.step_size) else 1.0,
             temperature=float(self.temperature > 0),
             correlation=float(correlation),
+            clip_norm=None if self.clip_norm is None else 1.0,
+            name="",
         )
+
+    def without_energy(self) -> FALD:
+        """The same method with no energies in its uploads."""
+        return replace(self, shares_energy=False)
 
     def settings(self) -> dict[str, Any]:
         """Settings as plain values."""
@@ -96,6 +106,7 @@ class FALD:
             "correlation": self.correlation,
             "noise": self.noise,
             "batch_size": self.batch_size,
+            "clip_norm": self.clip_norm,
         }
 
     def init_server(self, position: jax.Array) -> jax.Array:
@@ -137,7 +148,9 @@ class FALD:
             return theta.astype(message.dtype)
 
         theta = jax.lax.fori_loop(0, hyper["local_steps"], step, message)
-        return Upload(theta, local.energy(message, 0)), memory
+        # an energy is an exact number about the client's rows, so a private client keeps it
+        energy = local.energy(message, 0) if self.shares_energy else jnp.zeros((), message.dtype)
+        return Upload(theta, energy), memory
 
     def server_update(self, hyper, state: jax.Array, uploads: Upload, weights: jax.Array) -> jax.Array:
         """The weighted average of the uploads."""
@@ -152,6 +165,7 @@ def fald(
     correlation: float = 0.0,
     noise: NoiseScale = "realised",
     batch_size: int | None = None,
+    clip_norm: float | None = None,
     name: str = "fa-ld",
 ) -> FALD:
     """FA-LD with checked settings.
@@ -170,6 +184,9 @@ def fald(
         ``"realised"`` or ``"paper"``, see ``noise.own_variance``.
     batch_size
         Rows per stochastic gradient, drawn without replacement; None for exact gradients.
+    clip_norm
+        Norm C to which the gradient of each row is cut, as privacy accounting needs it; the target
+        is then a pseudo-posterior. None: no clipping.
     name
         What results call the method.
 
@@ -187,7 +204,18 @@ def fald(
         raise ConfigError(f"noise must be 'realised' or 'paper'; got {noise!r}")
     if batch_size is not None:
         batch_size = check_count("batch-size", batch_size, 1)
-    return FALD(int(local_steps), step_size, float(temperature), float(correlation), noise, batch_size, name)
+    if clip_norm is not None:
+        clip_norm = _check_number("clip-norm", clip_norm, 5e-324, math.inf, "a number > 0")
+    return FALD(
+        int(local_steps),
+        step_size,
+        float(temperature),
+        float(correlation),
+        noise,
+        batch_size,
+        clip_norm,
+        name,
+    )
 
 
 def sgld(*, step_size: StepSize, temperature: float = 1.0, batch_size: int | None = None) -> FALD:

@@ -1,0 +1,325 @@
+r"""Constants of the convergence bounds, measured on a model and its clients.
+
+L and m are the largest and smallest curvature of any client energy f^c = ℓ^c/p_c − log π0 at any position,
+γ = max_c ‖∇f^c(θ*)‖, D = ‖θ_0 − θ*‖/√d, and σ the gradient noise of a batch of b rows without replacement,
+
+    d σ² = max_c E‖∇f̃^c − ∇f^c‖² = max_c (n²/b)(1 − b/n_c) S_c,    S_c = Σ_i ‖∇l_ci − mean‖²/(n_c − 1).
+
+Each client computes its own numbers from its own rows; the server takes the largest and the smallest.
+Every number says where it comes from:
+
+- ``"exact"``: the number itself, for every position;
+- ``"bound"``: holds for every position by an inequality of the model family. With X the features and a
+  column of ones, logistic: 0 ≼ ∇²ℓ^c ≼ ¼XᵀX, softmax: 0 ≼ ∇²ℓ^c ≼ ½(I − 11ᵀ/C)⊗XᵀX, Poisson: 0 ≼ ∇²ℓ^c;
+- ``"estimated"``: the worst of the positions looked at, around the mode and on the way to it. What
+  follows from it is not a guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fald.data import FederatedData
+from fald.errors import ConfigError, DataError
+from fald.models.base import Model
+from fald.prepare import Preparation, block_size, blocks, client_report, prepare, prior_report
+from fald.theory import Constants
+from fald.types import PyTree
+
+Provenance = Literal["exact", "bound", "estimated"]
+
+_RANK: dict[str, int] = {"exact": 0, "bound": 1, "estimated": 2}
+_SAME = 1e-8  # relative change of a curvature that counts as rounding
+_NUM_DRAWS = 8
+
+
+@dataclass(frozen=True)
+class Measured(Constants):
+    """Constants with their origin; fit for every function of ``fald.theory``.
+
+    Attributes
+    ----------
+    provenance
+        Name of a constant -> ``"exact"``, ``"bound"`` or ``"estimated"``.
+    smoothness_at_mode, strong_convexity_at_mode
+        Largest and smallest curvature of any f^c at the mode: exact, but of that one position.
+    clients
+        What each client reported, by name.
+    """
+
+    provenance: Mapping[str, Provenance] = field(default_factory=dict)
+    smoothness_at_mode: float = math.nan
+    strong_convexity_at_mode: float = math.nan
+    clients: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def estimated(self) -> list[str]:
+        """Names of the constants that were only estimated: with any, no bound is a guarantee."""
+        return [name for name, origin in self.provenance.items() if origin == "estimated"]
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What holds for every position: ∇²ℓ ≼ curvature·∇²ℓ(0) and Σ‖∇l_i‖² ≤ rows·tr ∇²ℓ(0)."""
+
+    curvature: float
+    rows: float
+
+
+def _family(model: Model) -> _Family | None:
+    """Inequalities of a built-in model; the caller's own likelihood of the same name has none."""
+    if model.loglikelihood_fn.__module__ != "fald.models.regression":
+        return None
+    if model.name == "logistic":
+        return _Family(1.0, 4.0)
+    if model.name == "softmax":
+        classes = len(model.coords["class"])
+        return _Family(classes / 2, 2 * classes / (classes - 1))
+    return _Family(math.inf, math.inf) if model.name == "poisson" else None
+
+
+@partial(jax.jit, static_argnums=0)
+def _row_squares(model: Model, theta: jax.Array, rows: PyTree, mask: jax.Array):
+    gradients = jax.vmap(jax.grad(model.flat_loglikelihood), (None, 0))(theta, rows)
+    return jnp.sum(jnp.where(mask[:, None], gradients, 0) ** 2)
+
+
+def _row_spread(model: Model, rows: PyTree, theta: np.ndarray, gradient: np.ndarray, size: int) -> float:
+    """S_c at a position, given the summed gradient there."""
+    count = len(jax.tree.leaves(rows)[0])
+    with jax.enable_x64(True):
+        position = jnp.asarray(theta)
+        squares = sum(float(_row_squares(model, position, *block)) for block in blocks(rows, size))
+    return max(0.0, squares - float(gradient @ gradient) / count) / max(count - 1, 1)
+
+
+def client_constants(
+    model: Model,
+    rows: PyTree,
+    mode: ArrayLike,
+    probes: ArrayLike,
+    *,
+    num_rows: int,
+    batch_size: int | None = None,
+    size: int | None = None,
+) -> dict[str, Any]:
+    """What one client reports: curvatures, gradient norm and gradient noise of its own energy.
+
+    Parameters
+    ----------
+    model, rows
+        The model and this client's rows.
+    mode
+        (d,) θ*.
+    probes
+        (M, d) other positions to look at, two or more.
+    num_rows
+        n, the rows of all clients.
+    batch_size
+        Rows per stochastic gradient; ``None`` for all.
+    size
+        Rows per compiled call.
+
+    Returns
+    -------
+    dict
+        Plain numbers, and the provenance of each: eight numbers leave the client.
+
+    Examples
+    --------
+    >>> import fald
+    >>> model = fald.models.gaussian_location([[0.5]])
+    >>> rows, batch = np.array([[1.0], [3.0]]), {"num_rows": 4, "batch_size": 1}
+    >>> own = client_constants(model, rows, [0.0], [[1.0], [2.0]], **batch)
+    >>> own["smoothness"], own["gradient_norm"], own["gradient_noise"], own["provenance"]["smoothness"]
+    (8.0, 16.0, 8.0, 'exact')
+    """
+    mode, probes = np.asarray(mode, float), np.asarray(probes, float)
+    count = len(jax.tree.leaves(rows)[0])
+    size, scale, d = size or block_size([count]), num_rows / count, len(mode)
+    reports = [client_report(model, rows, mode, size)]
+    priors = [prior_report(model, mode)]
+
+    def look(positions: np.ndarray) -> None:
+        reports.extend(client_report(model, rows, position, size) for position in positions)
+        priors.extend(prior_report(model, position) for position in positions)
+
+    look(probes[:2])
+    constant_prior = _same([p.hessian for p in priors])
+    family = _family(model) if constant_prior else None
+    # a likelihood without any curvature where one looks may still have some elsewhere
+    curved = any(r.hessian.any() for r in reports)
+    quadratic = family is None and constant_prior and curved and _same([r.hessian for r in reports])
+    if not quadratic and (family is None or math.isinf(family.curvature)):
+        look(probes[2:])
+    spectra = [np.linalg.eigvalsh(scale * r.hessian + p.hessian) for r, p in zip(reports, priors)]
+    high, low = max(float(s[-1]) for s in spectra), min(float(s[0]) for s in spectra)
+    origins: dict[str, Provenance] = dict.fromkeys(("smoothness", "strong_convexity"), "estimated")
+    at_zero = None
+    if quadratic:
+        origins = dict.fromkeys(origins, "exact")
+    elif family is not None:
+        low, origins["strong_convexity"] = float(np.linalg.eigvalsh(priors[0].hessian)[0]), "bound"
+        if math.isfinite(family.curvature):
+            at_zero = client_report(model, rows, np.zeros(d), size).hessian
+            largest = family.curvature * scale * at_zero + priors[0].hessian
+            high, origins["smoothness"] = float(np.linalg.eigvalsh(largest)[-1]), "bound"
+    noise, origins["gradient_noise"] = 0.0, "exact"
+    if batch_size is not None and batch_size < count:
+        spreads = [
+            _row_spread(model, rows, position, r.gradient, size)
+            for position, r in zip([mode, *probes], reports)
+        ]
+        spread = max(spreads)
+        if family is not None and at_zero is not None:
+            spread, origins["gradient_noise"] = family.rows * float(np.trace(at_zero)) / (count - 1), "bound"
+        elif not _same([np.array(s) for s in spreads]):
+            origins["gradient_noise"] = "estimated"
+        noise = num_rows * math.sqrt(spread * (1 - batch_size / count) / (batch_size * d))
+    return {
+        "rows": count,
+        "smoothness": high,
+        "strong_convexity": low,
+        "smoothness_at_mode": float(spectra[0][-1]),
+        "strong_convexity_at_mode": float(spectra[0][0]),
+        "gradient_norm": float(np.linalg.norm(scale * reports[0].gradient + priors[0].gradient)),
+        "gradient_noise": noise,
+        "one_mode": family is not None or quadratic,
+        "provenance": origins,
+    }
+
+
+def _same(values: Sequence[np.ndarray]) -> bool:
+    largest = max(float(np.abs(v).max()) for v in values)
+    return all(float(np.abs(v - values[0]).max()) <= _SAME * largest for v in values)
+
+
+def combine(
+    reports: Mapping[str, Mapping[str, Any]],
+    *,
+    dim: int,
+    initial_distance: float,
+    temperature: float = 1.0,
+) -> Measured:
+    """Constants of the federation from the reports of its clients.
+
+    Parameters
+    ----------
+    reports
+        Client name -> what ``client_constants`` returned.
+    dim, initial_distance, temperature
+        d, D and τ.
+
+    Raises
+    ------
+    DataError
+        If a client's energy is not strongly convex: no bound covers it.
+    """
+    rows = sum(r["rows"] for r in reports.values())
+    weakest = min(reports, key=lambda name: reports[name]["strong_convexity"])
+    m, L = reports[weakest]["strong_convexity"], max(r["smoothness"] for r in reports.values())
+    if not m > 1e-12 * L:
+        raise DataError(
+            f"the bounds need every client's energy to be strongly convex; the smallest curvature of "
+            f"client {weakest!r} ({reports[weakest]['rows']} rows) is {m:.3g}",
+            hint="a proper prior adds curvature at every client",
+        )
+    names = ("smoothness", "strong_convexity", "gradient_noise")
+    provenance: dict[str, Provenance] = {
+        name: max((r["provenance"][name] for r in reports.values()), key=_RANK.__getitem__) for name in names
+    }
+    one_mode: Provenance = "exact" if all(r["one_mode"] for r in reports.values()) else "estimated"
+    return Measured(
+        smoothness=L,
+        strong_convexity=m,
+        dim=dim,
+        num_clients=len(reports),
+        min_weight=min(r["rows"] for r in reports.values()) / rows,
+        temperature=temperature,
+        heterogeneity=max(r["gradient_norm"] for r in reports.values()),
+        gradient_noise=max(r["gradient_noise"] for r in reports.values()),
+        initial_distance=initial_distance,
+        provenance={**provenance, "heterogeneity": one_mode, "initial_distance": one_mode},
+        smoothness_at_mode=max(r["smoothness_at_mode"] for r in reports.values()),
+        strong_convexity_at_mode=min(r["strong_convexity_at_mode"] for r in reports.values()),
+        clients=dict(reports),
+    )
+
+
+def probes(preparation: Preparation, temperature: float = 1.0) -> np.ndarray:
+    """Positions (10, d) at which estimates look: a far one, the start, and draws of the Laplace law."""
+    mode, start = preparation.mode, preparation.start
+    root = np.linalg.inv(np.linalg.cholesky(preparation.hessian)).T
+    z = np.random.default_rng(0).standard_normal((_NUM_DRAWS + 1, len(mode)))
+    away = math.sqrt(max(temperature, 1.0)) * z @ root.T
+    return np.concatenate([[mode + 3 * away[0], start], mode + away[1:]])
+
+
+def constants(
+    model: Model,
+    data: FederatedData,
+    *,
+    temperature: float = 1.0,
+    batch_size: int | None = None,
+    start: ArrayLike | None = None,
+    preparation: Preparation | None = None,
+) -> Measured:
+    """Constants of the bounds for a model and its clients, each labelled with its origin.
+
+    Parameters
+    ----------
+    model, data
+        The model, and the rows of each client.
+    temperature, batch_size
+        τ, and rows per stochastic gradient (``None``: all), as in ``fald.sample``.
+    start
+        (d,) where the chains start; the model's own position unless given.
+    preparation
+        Result of ``fald.prepare.prepare``, when it is there already.
+
+    Returns
+    -------
+    Measured
+        L, m, γ, σ and D with ``provenance``.
+
+    Raises
+    ------
+    DataError
+        If there is no mode, or a client's energy is not strongly convex.
+
+    Notes
+    -----
+    Exact for quadratic energies, which are recognised by a curvature that is the same at three positions.
+    A model without an inequality is estimated: its L and m may be worse elsewhere.
+
+    Examples
+    --------
+    >>> import fald
+    >>> study = fald.datasets.load_bundled_study("indo")
+    >>> data = study.read_data()
+    >>> found = constants(study.build_model(data.features), data)
+    >>> round(found.smoothness), found.provenance["smoothness"], round(found.strong_convexity, 2)
+    (583, 'bound', 0.16)
+    """
+    if batch_size is not None and (
+        isinstance(batch_size, bool) or int(batch_size) != batch_size or batch_size < 1
+    ):
+        raise ConfigError(f"batch-size must be a whole number ≥ 1; got {batch_size!r}")
+    found = prepare(model, data, start=start) if preparation is None else preparation
+    size, places = block_size(data.sizes), probes(found, temperature)
+    settings = {"num_rows": data.num_rows, "batch_size": batch_size, "size": size}
+    reports = {
+        name: client_constants(model, data.client(name), found.mode, places, **settings)
+        for name in data.names
+    }
+    distance = float(np.linalg.norm(found.start - found.mode)) / math.sqrt(model.dim)
+    return combine(reports, dim=model.dim, initial_distance=distance, temperature=temperature)

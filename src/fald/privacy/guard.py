@@ -1,0 +1,173 @@
+"""Privacy of a run while it runs: what it asked for, what it has spent, when it must stop."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fald.errors import ConfigError, PrivacyError
+from fald.privacy.accountant import Ledger
+from fald.privacy.settings import RunSettings
+from fald.privacy.statements import Statement, statement
+
+if TYPE_CHECKING:
+    from fald.data import FederatedData
+    from fald.engines.base import Problem
+    from fald.models.base import Model
+
+_MOST_READINGS = 40
+
+
+@dataclass(frozen=True)
+class Protection:
+    """What a private run asks for; give it to ``fald.sample`` as ``privacy``.
+
+    Parameters
+    ----------
+    delta
+        δ of the guarantee; choose it well below one over the rows of a client.
+    max_epsilon
+        Budget: the run stops before the round after which a client's ε would exceed it. None: no
+        limit, ε is only recorded.
+    client_noise
+        ``"entropy"``: each client's noise and batches come from the operating system and are kept
+        nowhere, so a private run cannot be repeated bit for bit. ``"seeded"``: a simulation, which
+        protects nobody and says so.
+    sensitivity
+        Δ, stated by the user for a model whose gradients are bounded. Needed only without
+        ``clip_norm`` and without declared feature bounds.
+    method
+        Accountant, ``"pld"`` or ``"rdp"``.
+
+    Examples
+    --------
+    >>> Protection(delta=1e-5, max_epsilon=2.0).client_noise
+    'entropy'
+    """
+
+    delta: float
+    max_epsilon: float | None = None
+    client_noise: Literal["entropy", "seeded"] = "entropy"
+    sensitivity: float | None = None
+    method: Literal["pld", "rdp"] = "pld"
+
+    def __post_init__(self) -> None:
+        if self.client_noise not in ("entropy", "seeded"):
+            raise ConfigError(f"client-noise must be 'entropy' or 'seeded'; got {self.client_noise!r}")
+        if self.max_epsilon is not None and not 0 < self.max_epsilon < float("inf"):
+            raise ConfigError(f"max-epsilon must be > 0 and finite; got {self.max_epsilon!r}")
+
+
+def secret_words() -> np.ndarray:
+    """Two words of operating-system entropy, the root of what only clients may know."""
+    return np.frombuffer(secrets.token_bytes(8), np.uint32)
+
+
+def bounded_sensitivity(model: Model, data: FederatedData) -> float | None:
+    """Δ from declared feature bounds, where the model can derive it; else None."""
+    if model.sensitivity_fn is None or data.bounds is None:
+        return None
+    return float(model.sensitivity_fn(data.bounds))
+
+
+def settings_of_run(problem: Problem, num_rounds: int, sensitivity: float | None) -> RunSettings:
+    """The privacy-relevant settings of a sampling problem.
+
+    A bound of the model's own replaces clipping only where nothing is clipped.
+    """
+    method = problem.method.settings()
+    if not {"step_size", "clip_norm", "noise"} <= set(method):
+        raise PrivacyError(
+            f"there is no privacy accounting for the method {problem.method.name!r}", hint="use FA-LD"
+        )
+    steps = num_rounds * int(method["local_steps"])
+    step_size: Any = vars(problem.method)["step_size"]
+    if callable(step_size):
+        step_size = np.array([float(step_size(k)) for k in range(steps)])
+    return RunSettings(
+        sizes=problem.data.sizes.tolist(),
+        local_steps=int(method["local_steps"]),
+        num_rounds=num_rounds,
+        step_size=step_size,
+        temperature=method["temperature"],
+        correlation=method["correlation"],
+        batch_size=method["batch_size"],
+        participation=problem.participation,
+        noise=method["noise"],
+        clip_norm=method["clip_norm"],
+        sensitivity=None if method["clip_norm"] is not None else sensitivity,
+        num_chains=problem.num_chains,
+    )
+
+
+class Guard:
+    """Accounts for a run as it goes.
+
+    Parameters
+    ----------
+    protection
+        What the run asked for.
+    problem
+        The run.
+    num_rounds
+        Rounds asked for.
+    lost_rounds
+        Rounds begun by an earlier part of this run whose results were lost in a crash: they were
+        seen, so they count.
+
+    Raises
+    ------
+    PrivacyError
+        If the run gives no privacy, or not even one round fits the budget.
+    """
+
+    def __init__(self, protection: Protection, problem: Problem, num_rounds: int, lost_rounds: int = 0):
+        self.protection, self.problem, self.lost_rounds = protection, problem, lost_rounds
+        stated = protection.sensitivity
+        if stated is None:
+            stated = bounded_sensitivity(problem.model, problem.data)
+        settings = settings_of_run(problem, num_rounds + lost_rounds, stated)
+        self.ledger = Ledger(settings, delta=protection.delta, method=protection.method)
+        self.num_rounds = num_rounds
+        self.rounds_begun = 0
+        self._readings: dict[int, float] = {}
+        if protection.max_epsilon is not None:
+            within = self.ledger.max_rounds(protection.max_epsilon) - lost_rounds
+            if within < 1:
+                first = self.ledger.worst(min(1 + lost_rounds, settings.num_rounds))
+                raise PrivacyError(
+                    f"the budget of ε = {protection.max_epsilon:g} does not allow one more round, after which "
+                    f"ε would be {first:.3g}",
+                    hint="use fewer chains, a smaller step size, a larger clip of noise (lower correlation), "
+                    "or a larger budget; 'fald privacy calibrate' searches",
+                )
+            self.num_rounds = min(num_rounds, within)
+
+    def epsilon(self, round_number: int) -> float:
+        """Worst ε after a round, read off a coarse grid from above, so never too small."""
+        places = np.unique(np.linspace(1, self.num_rounds, _MOST_READINGS).astype(int))
+        place = int(places[np.searchsorted(places, min(max(round_number, 1), self.num_rounds))])
+        if place not in self._readings:
+            self._readings[place] = self.ledger.worst(place + self.lost_rounds)
+        return self._readings[place]
+
+    def statement(self) -> Statement:
+        """The statement of the run so far: every round begun counts."""
+        return statement(
+            self.ledger.report(max(1, self.rounds_begun + self.lost_rounds)),
+            simulation=self.protection.client_noise == "seeded",
+            preparation_rounds=min(self.rounds_begun, self.problem.num_warmup),
+            clients=self.problem.data.names,
+        )
+
+    def exceeded(self, asked: int) -> PrivacyError:
+        """The error of a run that the budget ended before its last round."""
+        budget = self.protection.max_epsilon
+        return PrivacyError(
+            f"stopped after round {self.num_rounds} of {asked}: the next round would exceed the budget of "
+            f"ε = {budget:g} at δ = {self.protection.delta:g}",
+            hint="the draws so far are kept; a longer run needs a larger budget or more noise",
+        )

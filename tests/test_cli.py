@@ -1,0 +1,291 @@
+"""The command as a user types it: output, files, exit codes."""
+
+import contextlib
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+import fald
+from fald.cli import main
+from fald.study import TEMPLATE, load_study
+
+FALD = [sys.executable, "-m", "fald.cli"]
+
+
+@pytest.fixture(autouse=True)
+def restore_precision():
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def run(*arguments, cwd, code=0):
+    """Run the command in this process; return its standard output, or its error text when it must fail."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        contextlib.chdir(cwd),
+    ):
+        patch.setattr(sys, "argv", ["fald", *map(str, arguments)])
+        patch.setattr(signal, "signal", lambda *_: None)
+        patch.setenv("COLUMNS", "100")
+        try:
+            main()
+            found = 0
+        except SystemExit as stop:
+            found = stop.code or 0
+    assert found == code, (found, out.getvalue(), err.getvalue())
+    return out.getvalue() if code == 0 else err.getvalue()
+
+
+STUDY = """
+title = "Two clinics"
+[data]
+files = { "north" = "north.csv", "south" = "south.csv" }
+target = "ill"
+features = ["drug", "age"]
+[data.categories]
+drug = ["placebo", "verum"]
+[data.scaling]
+age = { center = 50, scale = 10 }
+[model]
+family = "logistic"
+[sampler]
+num-rounds = 600
+num-warmup = 100
+local-steps = 2
+step-size = 2e-3
+num-chains = 4
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(1)
+    for name, n in (("north", 60), ("south", 25)):
+        age = rng.normal(50, 10, n)
+        drug = rng.integers(0, 2, n)
+        ill = rng.random(n) < 1 / (1 + np.exp(0.5 + drug - 0.05 * (age - 50)))
+        table = pd.DataFrame({"drug": np.where(drug, "verum", "placebo"), "age": age, "ill": ill.astype(int)})
+        table.to_csv(tmp_path / f"{name}.csv", index=False)
+    (tmp_path / "study.toml").write_text(STUDY)
+    return tmp_path
+
+
+def test_run_diagnose_predict(folder):
+    out = run("run", "study.toml", cwd=folder)
+    assert "Two clinics" in out
+    assert "95% interval" in out
+    assert "drug=verum" in out
+    assert "not bias" in out
+    document = json.loads(run("diagnose", "runs/study", "--json", cwd=folder))
+    tree = fald.load(folder / "runs/study/posterior.nc")
+    row = next(r for r in document["summary"] if r["parameter"] == "age")
+    draws = tree["posterior"]["coefficient"].sel(feature="age").values
+    assert row["mean"] == pytest.approx(float(draws.astype(float).mean()), rel=1e-6)
+    assert row["odds ratio 97.5%"] == pytest.approx(float(np.exp(np.quantile(draws, 0.975))), rel=1e-5)
+    predicted = run("predict", "runs/study", "south.csv", cwd=folder)
+    table = pd.read_csv(io.StringIO(predicted), index_col="row")
+    assert len(table) == 25
+    assert ((table["mean"] > table["2.5%"]) & (table["mean"] < table["97.5%"])).all()
+
+
+def test_json_is_one_document_and_quiet_is_quiet(folder):
+    command = [*FALD, "run", "study.toml", "--json", "--quiet", "--out", "o"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["settings"]["local_steps"] == 2
+
+
+def test_same_seed_same_summary_and_set_changes_it(folder):
+    first = json.loads(run("run", "study.toml", "--json", "-q", "--out", "a", cwd=folder))
+    again = json.loads(run("run", "study.toml", "--json", "-q", "--out", "b", cwd=folder))
+    other = json.loads(run("run", "study.toml", "--json", "-q", "--out", "c", "--set", "seed=7", cwd=folder))
+    assert first["summary"] == again["summary"]
+    assert first["summary"] != other["summary"]
+    assert other["settings"]["seed"] == 7
+
+
+def test_an_existing_run_is_not_overwritten(folder):
+    run("run", "study.toml", "-q", cwd=folder)
+    before = (folder / "runs/study/posterior.nc").read_bytes()
+    error = run("run", "study.toml", cwd=folder, code=2)
+    assert "already holds a run" in error
+    assert "--resume" in error
+    assert (folder / "runs/study/posterior.nc").read_bytes() == before
+
+
+def wait_for(path, process):
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_run_resumes_to_the_same_draws(folder, number):
+    rounds = ["--set", "num-rounds=60000", "--set", "thinning=500"]
+    run("run", "study.toml", "-q", "--out", "whole", *rounds, cwd=folder)
+    command = [*FALD, "run", "study.toml", "-q", "--out", "cut", *rounds]
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    wait_for(folder / "cut/checkpoint/run.json", process)
+    time.sleep(1.0)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    expected = -9 if number == signal.SIGKILL else 130
+    if process.returncode == 0:
+        pytest.fail("the run ended before it could be stopped; make it longer")
+    assert process.returncode == expected, error
+    if expected == 130:
+        assert "interrupted after round" in error
+    run("run", "study.toml", "-q", "--out", "cut", "--resume", *rounds, cwd=folder)
+    whole, cut = (fald.load(folder / name / "posterior.nc") for name in ("whole", "cut"))
+    np.testing.assert_array_equal(whole["posterior"]["coefficient"], cut["posterior"]["coefficient"])
+    np.testing.assert_array_equal(whole["sample_stats"]["energy"], cut["sample_stats"]["energy"])
+
+
+def test_divergence_keeps_draws_and_names_the_cause(folder):
+    error = run("run", "study.toml", "--set", "step-size=50", cwd=folder, code=4)
+    assert "non-finite" in error
+    assert "step-size" in error
+    assert "client" in error
+
+
+def test_strict_exits_with_5_when_diagnostics_object(folder):
+    error = run(
+        "run", "study.toml", "--strict", "--set", "num-rounds=120", "--set", "step-size=1e-6", cwd=folder, code=5
+    )
+    assert "effective sample size" in error
+    # the twin: a run that mixes passes the same gate
+    fine = ["--set", "num-rounds=12000", "--set", "num-warmup=1000", "--set", "step-size=5e-3", "--out", "fine"]
+    run("run", "study.toml", "--strict", *fine, cwd=folder)
+
+
+BAD_STUDIES = {
+    "unknown key": ('step-size = 2e-3', 'stepsize = 2e-3', 2, ["unknown key", "sampler.stepsize", "step-size"]),
+    "unknown section": ("[sampler]", "[sampling]", 2, ["unknown key", "sampling"]),
+    "missing key": ('target = "ill"\n', "", 2, ["data.target", "missing"]),
+    "negative step": ("step-size = 2e-3", "step-size = -0.1", 2, ["step-size", "greater than 0", "-0.1"]),
+    "no local steps": ("local-steps = 2", "local-steps = 0", 2, ["local-steps", "0"]),
+    "correlation": ("num-chains = 4", "num-chains = 4\ncorrelation = 1.5", 2, ["correlation", "1.5"]),
+    "S = 0": ("num-chains = 4", 'participation = "with-replacement"\nnum-participants = 0', 2, ["num-participants", "0"]),
+    "S > N": ("num-chains = 4", 'participation = "without-replacement"\nnum-participants = 3', 2, ["3", "2 clients"]),
+    "scheme II": ("num-chains = 4", 'participation = "without-replacement"\nnum-participants = 1', 2, ["25 to 60 rows", "with-replacement"]),
+    "no S": ("num-chains = 4", 'participation = "with-replacement"', 2, ["num-participants"]),
+    "toml": ("[model]", "[model", 2, ["not valid TOML"]),
+    "missing file": ("north.csv", "nroth.csv", 3, ["no such file", "did you mean", "north.csv"]),
+    "wrong column": ('"age"]', '"agee"]', 3, ["agee", "did you mean 'age'"]),
+    "undeclared level": ('"verum"]', '"drug"]', 3, ["verum", "drug", "not declared"]),
+    "text in a number": ('[data.categories]\ndrug = ["placebo", "verum"]\n', "", 3, ["drug", "not a number", "categories"]),
+    "nothing kept": ("num-warmup = 100", "num-warmup = 600", 2, ["no draw would be kept"]),
+    "family": ('family = "logistic"', 'family = "probit"', 2, ["family", "probit"]),
+    "both sources": ("[data]", '[data]\nfile = "north.csv"\nsite = "drug"', 2, ["either"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_STUDIES)
+def test_bad_studies_are_answered(folder, case):
+    old, new, code, words = BAD_STUDIES[case]
+    assert old in STUDY
+    (folder / "study.toml").write_text(STUDY.replace(old, new))
+    error = run("run", "study.toml", cwd=folder, code=code)
+    assert "Traceback" not in error
+    for word in words:
+        assert word in error, error
+    assert not (folder / "runs/study/posterior.nc").exists()
+
+
+BAD_TABLES = {
+    "nan": (lambda t: t.assign(age=t["age"].where(t.index != 3)), ["north", "age", "missing value", "row 4"]),
+    "no rows": (lambda t: t.iloc[:0], ["north", "no rows"]),
+    "other columns": (lambda t: t.drop(columns="age"), ["north", "age"]),
+    "one class": (lambda t: t.assign(ill=0), ["one class only"]),
+    "labels": (lambda t: t.assign(ill=t["ill"] + 1), ["0 or 1"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TABLES)
+def test_bad_tables_are_answered(folder, case):
+    change, words = BAD_TABLES[case]
+    for name in ("north", "south") if case in ("one class", "labels") else ("north",):
+        change(pd.read_csv(folder / f"{name}.csv")).to_csv(folder / f"{name}.csv", index=False)
+    error = run("run", "study.toml", cwd=folder, code=3)
+    assert "Traceback" not in error
+    for word in words:
+        assert word in error, error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run"], ["Missing argument"]),
+        (["run", "nothing.toml"], ["no such study file"]),
+        (["run", "study.toml", "--set", "step-size"], ["key=value"]),
+        (["run", "study.toml", "--set", "stepsize=1"], ["unknown key", "step-size"]),
+        (["run", "study.toml", "--resume"], ["nothing to resume"]),
+        (["run", "study.toml", "--level", "2"], ["level"]),
+        (["diagnose", "nowhere"], ["no such folder"]),
+        (["diagnose", "."], ["not the folder of a run"]),
+        (["predict", "nowhere", "north.csv"], ["no such folder"]),
+        (["explode"], ["No such command"]),
+    ],
+)
+def test_bad_commands_are_answered(folder, arguments, words):
+    error = run(*arguments, cwd=folder, code=2)
+    assert "Traceback" not in error
+    for word in words:
+        assert word in error, error
+
+
+def test_new_writes_a_study_that_loads_and_never_overwrites(tmp_path):
+    run("new", "mine.toml", cwd=tmp_path)
+    assert (tmp_path / "mine.toml").read_text() == TEMPLATE
+    assert load_study(tmp_path / "mine.toml").sampler.local_steps >= 1
+    assert "already exists" in run("new", "mine.toml", cwd=tmp_path, code=2)
+
+
+def test_damaged_results_are_answered(folder):
+    run("run", "study.toml", "-q", cwd=folder)
+    result = folder / "runs/study/posterior.nc"
+    result.write_bytes(result.read_bytes()[:1000])
+    assert "not a readable result" in run("diagnose", "runs/study", cwd=folder, code=8)
+
+
+def test_a_full_disk_is_reported_and_what_was_saved_stays(folder):
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)); from fald.cli import main; sys.argv = ['fald', *sys.argv[1:]]; main()"
+    command = [sys.executable, "-c", limited, "run", "study.toml", "-q", "--set", "num-rounds=8000"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 8, (done.returncode, done.stderr)
+    assert "disk is full" in done.stderr
+    assert not list(folder.rglob("*.tmp"))
+    run("run", "study.toml", "-q", "--resume", "--set", "num-rounds=8000", cwd=folder)
+
+
+def test_float64_is_one_switch(folder):
+    run("run", "study.toml", "-q", "--set", "precision=float64", cwd=folder)
+    assert fald.load(folder / "runs/study/posterior.nc")["posterior"]["coefficient"].dtype == np.float64
+
+
+def test_help_fits_a_screen_and_shows_an_example(tmp_path):
+    assert "fald demo" in run("--help", cwd=tmp_path)
+    for command in ("demo", "run", "diagnose", "predict", "new"):
+        text = run(command, "--help", cwd=tmp_path)
+        assert "Example: fald " + command in text
+        assert len(text.splitlines()) <= 30
+        assert max(map(len, text.splitlines())) <= 100
+
+
+def test_version(tmp_path):
+    assert run("--version", cwd=tmp_path).strip() == f"fald {fald.__version__}"
