@@ -42,6 +42,7 @@ maximum_signature_line_length = 90
 python_display_short_literal_types = True
 
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = f"fald {__version__}"
 html_static_path = []
 html_show_sphinx = False

@@ -285,27 +285,25 @@ os.sched_setaffinity(0, cpus[: int(sys.argv[1])])
 import numpy as np, fald
 rng = np.random.default_rng(0)
 rows = {n: (rng.normal(size=(300, 64)).astype(np.float32), rng.integers(0, 10, 300)) for n in "abc"}
-tree = fald.sample(
-    int(sys.argv[3]), fald.models.softmax_regression(64, 10), fald.FederatedData.from_arrays(rows),
-    num_rounds=5, local_steps=3, step_size=1e-4, num_chains=8, progress=False,
-)
-np.save(sys.argv[2], tree["posterior"]["coefficient"].values)
+data, model = fald.FederatedData.from_arrays(rows), fald.models.softmax_regression(64, 10)
+settings = dict(num_rounds=5, local_steps=3, step_size=1e-4, num_chains=8, progress=False)
+trees = [fald.sample(seed, model, data, **settings) for seed in (0, 1)]
+np.save(sys.argv[2], np.stack([tree["posterior"]["coefficient"].values for tree in trees]))
 """
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
 def test_number_of_threads_changes_nothing(tmp_path):
-    found = {}
-    for threads, seed in [(1, 0), (2, 0), (2, 1)]:
-        path = tmp_path / f"{threads}-{seed}.npy"
-        run_python(PINNED, str(threads), str(path), str(seed))
-        found[threads, seed] = np.load(path)
-    assert np.abs(found[1, 0] - found[2, 0]).max() < 1e-6
-    assert np.abs(found[1, 0] - found[2, 1]).max() > 100 * ROUNDING
+    found = []
+    for threads in (1, 2):
+        run_python(PINNED, str(threads), str(tmp_path / "draws.npy"))
+        found.append(np.load(tmp_path / "draws.npy"))
+    one, two = found
+    assert np.abs(one - two).max() < 1e-6
+    assert np.abs(one[0] - two[1]).max() > 1e-3
 
 
-@pytest.mark.parametrize(("switch", "dtype"), [("0", "float32"), ("1", "float64")])
-def test_one_switch_decides_the_precision(switch, dtype):
+def test_one_switch_decides_the_precision():
     script = """
 import numpy as np, fald
 data = fald.FederatedData.from_arrays({"a": np.ones((3, 1)), "b": np.zeros((2, 1))})
@@ -313,7 +311,8 @@ tree = fald.sample(0, fald.models.gaussian_location([[1.0]]), data, num_rounds=2
                    step_size=0.1, progress=False)
 print(tree["posterior"]["location"].dtype, tree["sample_stats"]["drift"].dtype)
 """
-    assert run_python(script, env={"JAX_ENABLE_X64": switch}).split() == [dtype, dtype]
+    assert run_python(script, env={"JAX_ENABLE_X64": "1"}).split() == ["float64", "float64"]
+    assert positions(run()).dtype == np.float32
 
 
 def test_float64_agrees_to_its_own_rounding():
@@ -332,7 +331,7 @@ def test_float64_agrees_to_its_own_rounding():
 class TestClientsThatAreNotDrawn:
     @pytest.mark.parametrize(
         ("participation", "batch_size", "gather_bytes"),
-        [(ONE, None, 0), (ONE, 4, 2**24), (TWO, None, 2**24), (TWO, 4, 0), (fald.full(), None, 0)],
+        [(ONE, None, 0), (ONE, 4, 2**24), (TWO, None, 2**24), (fald.full(), None, 0)],
     )
     def test_are_never_evaluated(self, participation, batch_size, gather_bytes, monkeypatch):
         monkeypatch.setattr(inprocess, "_GATHER_BYTES", gather_bytes)

@@ -1,8 +1,8 @@
 """Reference text taken from the code while the pages are built, so that it cannot go stale.
 
-``study_keys`` describes a section of the study file from its pydantic model, ``command_help`` captures the
-help of a command. Types and defaults come from the code; only the meaning of a key is written here, and a
-key without a meaning, or a meaning without a key, stops the build.
+The study keys come from the pydantic models, the help from the commands. Types and defaults are the code's;
+only the meaning of a key is written here, and a key without a meaning, or a meaning without a key, stops the
+build. Formulas become MathML, so that the pages need no network.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ MEANINGS = {
         "data": "Where the rows are; see below.",
         "model": "The regression; see below.",
         "sampler": "How to sample; see below.",
+        "privacy": "What a private run may spend; see below. Left out, the run is a simulation without any "
+        "privacy guarantee.",
     },
     "data": {
         "file": "One CSV or Parquet table with the rows of all sites; needs `site`. Either this or `files`.",
@@ -26,6 +28,8 @@ MEANINGS = {
         "the first, called `column=level`; a target becomes the position of its level.",
         "scaling": "Column to `center` and `scale`: (x − center)/scale is used. Declared, not estimated from "
         "rows, because no one sees all rows. Effects are then per `scale` units.",
+        "bounds": "Lower and upper bound into which every encoded feature is clipped. Declared, not read off the "
+        "rows; gives some models the bounded gradients that privacy accounting needs.",
     },
     "data.scaling": {
         "center": "Subtracted from the column; moves only the intercept.",
@@ -56,6 +60,8 @@ MEANINGS = {
         "noise": "Scale of a site's own noise: by its weight in this round's average (`realised`) or by its "
         "share of the rows (`paper`).",
         "batch-size": "Rows per gradient, drawn afresh without replacement in every step; left out: all rows.",
+        "clip-norm": "Norm to which the gradient of each row is cut, as privacy accounting needs it. The result "
+        "is then a pseudo-posterior, not that of the model as written.",
         "num-chains": "Independent chains.",
         "num-warmup": "Rounds thrown away at the start.",
         "thinning": "Keep the draw of every so many rounds.",
@@ -66,38 +72,70 @@ MEANINGS = {
         "smoothness": "L in η_k = 1/(2L + m k/12): the largest curvature of any site's energy.",
         "strong-convexity": "m there: the smallest.",
     },
+    "privacy": {
+        "delta": "δ of the guarantee; choose it well below one over the rows of a site.",
+        "max-epsilon": "Budget: the run stops, with exit code 6, before the round that would exceed it. Left out, ε "
+        "is only recorded.",
+        "client-noise": "`entropy`: sites draw noise and batches from the operating system and keep them nowhere, so "
+        "the run cannot be repeated. `seeded`: a simulation, which protects nobody and says so.",
+        "method": "Accountant: privacy loss distributions (`pld`, tighter) or Rényi divergences (`rdp`).",
+    },
+}
+
+# Said before the table of a section.
+INTRODUCTIONS = {
+    "data.scaling": "For each column a table, such as `age = { center = 60, scale = 10 }`.",
+    "sampler.step-size": "The decaying step of the paper, `step-size = { smoothness = 240, strong-convexity = 5 }`.",
+}
+
+# Said after the help of a command.
+REMARKS = {
+    "run": "`--set` takes any [study key](study-keys.md), with its section (`sampler.step-size=1e-4`) or without "
+    "where the key alone is clear (`step-size=1e-4`). Values are written as in TOML; text needs no quotes.",
+    "diagnose": "Besides the summary it prints, for each site, its rows and share, the number of kept draws it took "
+    "part in (all chains), and the mean and largest distance between where the site ended a round and the new average.",
+    "predict": "Rows are numbered from 0 in the order of the file. The columns `mean`, `2.5%` and `97.5%` are the "
+    "posterior mean and credible interval of the expected outcome (a probability for `logistic`); for `linear` and "
+    "`poisson`, `outcome 2.5%` and `outcome 97.5%` hold a new observation.",
 }
 
 # Written into study.json by the program; not a key of the study file.
 _INTERNAL = {"folder"}
 
 
+# Tables inside a section, by the name of their pydantic model.
+_INNER = {"Scale": "data.scaling", "Decay": "sampler.step-size"}
+
+
 def sections() -> dict[str, dict[str, Any]]:
-    """Section of the study file -> JSON schema of its keys."""
+    """Section of the study file -> JSON schema of its keys; ``""`` is the top level."""
     from fald.study import Study
 
     schema = Study.model_json_schema(by_alias=True)
     parts = schema["$defs"]
-    found = {
-        "": schema,
-        "data": parts["DataSection"],
-        "data.scaling": parts["Scale"],
-        "model": parts["ModelSection"],
-        "sampler": parts["SamplerSection"],
-        "sampler.step-size": parts["Decay"],
-    }
+    found = {"": schema}
+    for key, rule in schema["properties"].items():
+        name = next((str(r["$ref"]).rsplit("/", 1)[-1] for r in [rule, *rule.get("anyOf", ())] if "$ref" in r), None)
+        if name is not None:
+            found[key] = parts[name]
+            inner = {_INNER[n]: parts[n] for n in parts if _INNER.get(n, "").startswith(f"{key}.")}
+            found |= dict(sorted(inner.items()))
     missing = sorted(set(parts) - {part["title"] for part in found.values()})
     if missing:
-        raise ValueError(f"sections of the study file without documentation: {missing}")
+        raise ValueError(f"docs/_ext/generated_reference.py does not know these tables of the study file: {missing}")
     return found
 
 
 def study_keys(section: str) -> str:
     """A Markdown table of the keys of one section; ``""`` is the top level."""
-    schema, meanings = sections()[section], MEANINGS[section]
+    schema, meanings = sections()[section], MEANINGS.get(section, {})
     keys = {k: v for k, v in schema["properties"].items() if section or k not in _INTERNAL}
     if set(keys) != set(meanings):
-        raise ValueError(f"section {section!r}: documented are {sorted(meanings)}, keys are {sorted(keys)}")
+        without, unused = sorted(set(keys) - set(meanings)), sorted(set(meanings) - set(keys))
+        raise ValueError(
+            f"MEANINGS in docs/_ext/generated_reference.py, section {section!r}: no meaning for {without}, "
+            f"no key for {unused}"
+        )
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for key, rule in keys.items():
         default = "*needed*" if key in schema.get("required", ()) else _default(rule)
@@ -120,6 +158,8 @@ def _type(rule: dict[str, Any]) -> str:
     if "enum" in rule:
         return ", ".join(f"`{value}`" for value in rule["enum"])
     kind = rule.get("type")
+    if "prefixItems" in rule:
+        return f"list of {len(rule['prefixItems'])} numbers"
     if kind == "array":
         return f"list of ({_type(rule['items'])})" if "anyOf" in rule["items"] else f"list of {_type(rule['items'])}"
     if kind == "object":
@@ -168,25 +208,45 @@ def show_equations(app: Any, what: str, name: str, obj: Any, options: Any, lines
 
 
 def setup(app: Any) -> dict[str, Any]:
-    """Register the directives ``fald-study-keys`` and ``fald-help``, and how docstrings are shown."""
+    """Register the directives, the way docstrings are shown, and the way formulas are set."""
     from docutils import nodes
+    from docutils.utils.math.latex2mathml import tex2mathml
     from sphinx.util.docutils import SphinxDirective
 
+    def section(name: str, title: nodes.Node, *content: nodes.Node) -> nodes.section:
+        names = [nodes.fully_normalize_name(name)]
+        return nodes.section("", title, *content, ids=[nodes.make_id(name)], names=names)
+
     class StudyKeys(SphinxDirective):
-        optional_arguments = 1
-
         def run(self):
-            return self.parse_text_to_nodes(study_keys(self.arguments[0] if self.arguments else ""))
+            made = []
+            for name in sections():
+                label = "step-size as a table" if name == "sampler.step-size" else f"[{name}]" if name else "Top level"
+                text = "\n\n".join(t for t in (INTRODUCTIONS.get(name), study_keys(name)) if t)
+                made.append(section(f"keys {name}", nodes.title(label, label), *self.parse_text_to_nodes(text)))
+            return made
 
-    class Help(SphinxDirective):
-        optional_arguments = 1
-
+    class Commands(SphinxDirective):
         def run(self):
-            name = self.arguments[0] if self.arguments else ""
-            text = f"$ fald {name} --help".replace("  ", " ") + "\n" + command_help(name)
-            return [nodes.literal_block(text, text, language="text")]
+            made = []
+            for name in ["", *command_names()]:
+                label = f"fald {name}".strip()
+                text = f"$ {label} --help\n{command_help(name)}"
+                remark = self.parse_text_to_nodes(REMARKS[name]) if name in REMARKS else []
+                block = nodes.literal_block(text, text, language="text")
+                made.append(section(label, nodes.title(label, label), block, *remark))
+            return made
+
+    def inline_formula(translator, node) -> None:
+        translator.body.append(tex2mathml(node.astext()))
+        raise nodes.SkipNode
+
+    def block_formula(translator, node) -> None:
+        translator.body.append(f"<div class='math'>{tex2mathml(node.astext(), as_block=True)}</div>")
+        raise nodes.SkipNode
 
     app.add_directive("fald-study-keys", StudyKeys)
-    app.add_directive("fald-help", Help)
+    app.add_directive("fald-commands", Commands)
     app.connect("autodoc-process-docstring", show_equations, priority=400)  # before napoleon
+    app.add_html_math_renderer("mathml", (inline_formula, None), (block_formula, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

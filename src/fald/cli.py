@@ -12,10 +12,11 @@ from typing import Annotated, Any
 import jax
 import typer
 
-from fald import commands, diagnostics, tables
+from fald import commands, diagnostics, privacy_commands, tables
 from fald.checkpoint import write_atomically
 from fald.datasets import load_bundled_study
 from fald.errors import ConfigError, ExitCode, FaldError
+from fald.privacy.calibration import Budget
 from fald.study import TEMPLATE, Study, load_study
 from fald.version import __version__
 
@@ -32,6 +33,10 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 5 if diagnostics object.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the study; may be repeated."),
+]
 Level = Annotated[float, typer.Option(help="Probability of the credible intervals.")]
 Run = Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False)]
 
@@ -65,7 +70,7 @@ def demo(
 @app.command()
 def run(
     study: Annotated[Path, typer.Argument(help="Study file (TOML).", show_default=False)],
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the study; may be repeated.")] = None,
+    settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results.  [default: runs/STUDY]", show_default=False)] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     level: Level = 0.95,
@@ -121,6 +126,46 @@ def predict(
     else:
         write_atomically(out, content.encode())
         print(f"{len(frame)} predictions written to {out} ({100 * level:g}% intervals)", file=sys.stderr)
+
+
+@app.command()
+def privacy(
+    study: Annotated[list[str] | None, typer.Argument(metavar="[calibrate] [STUDY]", show_default=False)] = None,
+    folder: Annotated[Path | None, typer.Option("--run", help="State the privacy of a run.", show_default=False)] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Budget, for calibrate.", show_default=False)] = None,
+    delta: Annotated[float | None, typer.Option(help="δ, if the study has none.", show_default=False)] = None,
+    settings: Settings = None,
+    plot: Annotated[Path | None, typer.Option(help="Write ε against rounds (.html).", show_default=False)] = None,
+    as_json: Json = False,
+) -> None:
+    """State the differential privacy of a study or a run, or search settings within a budget.
+
+    Example: fald privacy study.toml --delta 1e-5
+
+    Example: fald privacy calibrate study.toml --epsilon 2 --delta 1e-5
+    """
+    words = list(study or [])
+    if folder is not None:
+        if words:
+            raise ConfigError("give a study or --run, not both")
+        document, show = privacy_commands.run_document(folder), lambda d: d["text"]
+    else:
+        search = words[:1] == ["calibrate"]
+        if len(words) != 1 + search:
+            raise ConfigError("a study file is needed", hint="fald privacy [calibrate] STUDY.toml, or --run DIR")
+        loaded = load_study(words[-1], settings or [])
+        chosen = privacy_commands.choose_delta(loaded, delta)
+        if search:
+            if epsilon is None:
+                raise ConfigError("calibrate needs --epsilon, the budget")
+            document = privacy_commands.calibrate_document(loaded, Budget(epsilon, chosen))
+            show = privacy_commands.calibrate_text
+        else:
+            document, show = privacy_commands.study_document(loaded, chosen), privacy_commands.study_text
+        if plot is not None:
+            privacy_commands.plot_study(loaded, chosen, plot)
+            print(f"figure written to {plot}", file=sys.stderr)
+    print(json.dumps(document, indent=1, ensure_ascii=False) if as_json else show(document))
 
 
 @app.command()

@@ -112,6 +112,8 @@ def document(tree: xr.DataTree, level: float = 0.95) -> dict[str, Any]:
         "sites": tables.records(diagnostics.client_drift(tree)),
         "complaints": diagnostics.verdict(tree),
         "note": tables.BIAS_NOTE,
+        "pseudo_posterior": bool(tree.attrs["pseudo_posterior"]),
+        "privacy": json.loads(tree.attrs["privacy"]) if "privacy" in tree.attrs else None,
         "settings": settings_of(tree),
     }
 
@@ -122,11 +124,12 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
     rows = int(sites["size"].sum())
     sizes = ", ".join(f"{n} {s}" for n, s in zip(sites["client"].values, sites["size"].values) if len(sites["client"]) <= 8)
     settings = settings_of(tree)
+    chains = settings["num_chains"]
     title = tree.attrs.get("title") or f"{tree.attrs['model']} model"
     lines = [
         title,
         f"{len(sites['client'])} sites, {rows} rows{f' ({sizes})' if sizes else ''}; no rows were pooled",
-        f"{settings['num_rounds']:,} rounds of {settings['local_steps']} local steps, {settings['num_chains']} chains",
+        f"{settings['num_rounds']:,} rounds of {settings['local_steps']} local steps, {chains} chain{'s' * (chains > 1)}",
         "",
     ]
     if tree.attrs["point_estimate"]:
@@ -137,6 +140,10 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
     lines += [tables.summary_text(summary(tree, level=level)), ""]
     lines += [f"warning: {c}" for c in diagnostics.verdict(tree)]
     lines.append(tables.BIAS_NOTE)
+    if tree.attrs["pseudo_posterior"]:
+        lines.append("Gradients of rows were clipped: this is a pseudo-posterior, not that of the model as written.")
+    if "privacy_statement" in tree.attrs:
+        lines.append(tree.attrs["privacy_statement"].splitlines()[0])
     return "\n".join(lines)
 
 

@@ -31,12 +31,14 @@ def convergence(tree: xr.DataTree) -> dict[str, dict[str, float]]:
         if draws.shape[1] < 4:
             out[label] = dict.fromkeys(("mcse", "ess_bulk", "ess_tail", "r_hat"), float("nan"))
             continue
-        out[label] = {
-            "mcse": float(array_stats.mcse(draws, method="mean", chain_axis=0, draw_axis=1)),
-            "ess_bulk": float(array_stats.ess(draws, method="bulk", chain_axis=0, draw_axis=1)),
-            "ess_tail": float(array_stats.ess(draws, method="tail", prob=0.9, chain_axis=0, draw_axis=1)),
-            "r_hat": float(array_stats.rhat(draws, method="rank", chain_axis=0, draw_axis=1)),
-        }
+        # chains that never move divide zero by zero, which is the answer
+        with np.errstate(invalid="ignore", divide="ignore"):
+            out[label] = {
+                "mcse": float(array_stats.mcse(draws, method="mean", chain_axis=0, draw_axis=1)),
+                "ess_bulk": float(array_stats.ess(draws, method="bulk", chain_axis=0, draw_axis=1)),
+                "ess_tail": float(array_stats.ess(draws, method="tail", prob=0.9, chain_axis=0, draw_axis=1)),
+                "r_hat": float(array_stats.rhat(draws, method="rank", chain_axis=0, draw_axis=1)),
+            }
     return out
 
 

@@ -40,6 +40,10 @@ def flat_positions(model: Model, tree: xr.DataTree) -> np.ndarray:
                 raise _other_model(tree, f"the result has other labels of {dim!r}, or in another order")
     if model.constrain_fn is not None:
         arrays = [tree["unconstrained_posterior"]["position"].values]
+        if arrays[0].shape[-1] != model.dim:
+            raise _other_model(
+                tree, f"the result has {arrays[0].shape[-1]} parameters, the model {model.dim}"
+            )
     else:
         arrays = [posterior[name].values for name in model.report(model.initial_position)]
     return np.concatenate([a.reshape(a.shape[0] * a.shape[1], -1) for a in arrays], axis=1)

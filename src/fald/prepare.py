@@ -26,7 +26,7 @@ from fald.errors import DataError
 from fald.models.base import Model
 from fald.types import PyTree
 
-Array = NDArray[np.floating]
+Array = NDArray[Any]
 
 MAX_DIM = 500
 _BLOCK = 1024  # rows per compiled call

@@ -22,7 +22,8 @@ from fald.types import PyTree
 class Problem:
     """One sampling problem: who samples what, from which rows, with which key.
 
-    ``secret_key`` is the root of the clients' own noise and batches in a private run; None: ``rng_key``.
+    ``secret_key`` is the root of participation, clients' own noise and batches in a private run; None:
+    ``rng_key``.
     """
 
     rng_key: jax.Array

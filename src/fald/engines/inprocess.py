@@ -348,11 +348,12 @@ def _compile(
         return uploads, memory
 
     def one_round(tables, hyper, roots, server, memory, round_index):
-        # of each chain: the key the server may know, and the clients' own
+        # of each chain: the key anybody may know, and the one of what a private run must not foretell:
+        # clients' noise and batches, and who takes part
         keys = jax.tree.map(lambda root: jax.vmap(chain_key, (None, 0))(root, jnp.arange(num_chains)), roots)
         drawn = jax.vmap(
             lambda k: draw(participation, stream_key(k, round_index, Stream.PARTICIPATION), tables.offsets)
-        )(keys[0])
+        )(keys[1])
         messages = jax.vmap(method.broadcast)(server)
         visit = everyone if participation.scheme == "full" else drawn_only
         uploads, memory = visit(tables, hyper, keys, round_index, drawn, messages, memory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,6 +15,9 @@ from fald.privacy.rdp import RdpSteps
 from fald.privacy.report import Method, PrivacyReport, Sampling, Shown
 from fald.privacy.rounds import ClientLedger
 from fald.privacy.settings import RunSettings
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 class Ledger:
@@ -231,7 +234,7 @@ def _check_options(delta: float, method: str, sampling: str, participation: str)
 
 
 def account(
-    settings: RunSettings,
+    settings: RunSettings | xr.DataTree,
     *,
     delta: float,
     method: Method = "pld",
@@ -254,7 +257,7 @@ def account(
     Parameters
     ----------
     settings
-        The run.
+        The run: its settings, or a result of ``fald.sample``.
     delta
         δ; choose it well below one over the number of rows of a client.
     method
@@ -289,8 +292,10 @@ def account(
     Notes
     -----
     Not guaranteed: anything about tuning on the same data, a start that depends on the data, noise
-    whose seed others know, time or floating-point side channels. ``"hidden"`` is no promise to a
-    client that was drawn unusually often; ``"realised"`` is.
+    whose seed others know, time or floating-point side channels. ``"hidden"`` holds even if the
+    observer sees who took part, but only on average over that draw: it is no promise to a client
+    that was drawn unusually often, and none at all where participants follow from a seed that was
+    fixed beforehand. ``"realised"`` is right in both cases.
 
     References
     ----------
@@ -304,6 +309,8 @@ def account(
     >>> round(report.worst, 2)
     1.87
     """
+    if not isinstance(settings, RunSettings):
+        settings = RunSettings.from_tree(settings)
     return Ledger(
         settings,
         delta=delta,

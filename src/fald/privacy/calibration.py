@@ -317,6 +317,11 @@ def pareto_front(
     list[FrontPoint]
         In the order of ``num_participants``, with ε at the point, or at ρ = 0 where infeasible.
 
+    Notes
+    -----
+    With the paper's noise ρ_max falls as S grows. With realised noise the noise of a client grows
+    with S, which outweighs its taking part more often, so ρ_max rises.
+
     Examples
     --------
     >>> from fald.participation import without_replacement

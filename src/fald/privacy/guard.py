@@ -73,10 +73,13 @@ def bounded_sensitivity(model: Model, data: FederatedData) -> float | None:
     return float(model.sensitivity_fn(data.bounds))
 
 
-def settings_of_run(problem: Problem, num_rounds: int, sensitivity: float | None) -> RunSettings:
+def settings_of_run(
+    problem: Problem, num_rounds: int, sensitivity: float | None, lost_rounds: int = 0
+) -> RunSettings:
     """The privacy-relevant settings of a sampling problem.
 
-    A bound of the model's own replaces clipping only where nothing is clipped.
+    A bound of the model's own replaces clipping only where nothing is clipped. Rounds lost in a crash
+    are charged at the largest step of a schedule, which is at least what they used.
     """
     method = problem.method.settings()
     if not {"step_size", "clip_norm", "noise"} <= set(method):
@@ -86,11 +89,12 @@ def settings_of_run(problem: Problem, num_rounds: int, sensitivity: float | None
     steps = num_rounds * int(method["local_steps"])
     step_size: Any = vars(problem.method)["step_size"]
     if callable(step_size):
-        step_size = np.array([float(step_size(k)) for k in range(steps)])
+        schedule = np.array([float(step_size(k)) for k in range(steps)])
+        step_size = np.append(schedule, np.full(lost_rounds * int(method["local_steps"]), schedule.max()))
     return RunSettings(
         sizes=problem.data.sizes.tolist(),
         local_steps=int(method["local_steps"]),
-        num_rounds=num_rounds,
+        num_rounds=num_rounds + lost_rounds,
         step_size=step_size,
         temperature=method["temperature"],
         correlation=method["correlation"],
@@ -129,7 +133,7 @@ class Guard:
         stated = protection.sensitivity
         if stated is None:
             stated = bounded_sensitivity(problem.model, problem.data)
-        settings = settings_of_run(problem, num_rounds + lost_rounds, stated)
+        settings = settings_of_run(problem, num_rounds, stated, lost_rounds)
         self.ledger = Ledger(settings, delta=protection.delta, method=protection.method)
         self.num_rounds = num_rounds
         self.rounds_begun = 0
@@ -141,8 +145,8 @@ class Guard:
                 raise PrivacyError(
                     f"the budget of ε = {protection.max_epsilon:g} does not allow one more round, after which "
                     f"ε would be {first:.3g}",
-                    hint="use fewer chains, a smaller step size, a larger clip of noise (lower correlation), "
-                    "or a larger budget; 'fald privacy calibrate' searches",
+                    hint="use fewer chains, a smaller step size, a lower correlation or a larger budget; "
+                    "'fald privacy calibrate' searches",
                 )
             self.num_rounds = min(num_rounds, within)
 

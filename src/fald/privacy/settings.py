@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from fald.errors import ConfigError, PrivacyError
-
-if TYPE_CHECKING:
-    from fald.participation import Participation
+from fald.participation import Participation
 
 
 def whole(name: str, value: Any, least: int = 1) -> int:
@@ -127,6 +126,43 @@ class RunSettings:
                 put(name, _real(name.replace("_", "-"), value, "> 0", value > 0))
         if self.participation is not None:
             self.participation.check(np.asarray(self.sizes))
+
+    @classmethod
+    def from_tree(cls, tree: Any) -> RunSettings:
+        """The settings of a result of ``fald.sample``; warm-up and thinned rounds count like the others.
+
+        Raises
+        ------
+        PrivacyError
+            If the run did not bound the gradients of rows, or used a step schedule of the user's own.
+        """
+        run = json.loads(tree.attrs["settings"])
+        step = run["step_size"]
+        if isinstance(step, dict):
+            if step.get("schedule") != "PaperDecay":
+                raise PrivacyError(
+                    "the result does not record the step sizes of its schedule",
+                    hint="build RunSettings with one step size per local step",
+                )
+            k = np.arange(run["num_rounds"] * run["local_steps"])
+            step = 1.0 / (2.0 * step["smoothness"] + step["strong_convexity"] * k / 12.0)
+        asked = run["privacy"] or {}
+        sensitivity = json.loads(tree.attrs["privacy"])["settings"]["sensitivity"] if asked else None
+        part = Participation(run["participation"], run["num_participants"], allow_unequal=True)
+        return cls(
+            sizes=tree["constant_data"]["size"].values,
+            local_steps=run["local_steps"],
+            num_rounds=run["num_rounds"],
+            step_size=step,
+            temperature=run["temperature"],
+            correlation=run["correlation"],
+            batch_size=run["batch_size"],
+            participation=None if part.scheme == "full" else part,
+            noise=run["noise"],
+            clip_norm=run["clip_norm"],
+            sensitivity=None if run["clip_norm"] is not None else sensitivity,
+            num_chains=run["num_chains"],
+        )
 
     def first_rounds(self, num_rounds: int) -> RunSettings:
         """The same run, ended after ``num_rounds`` rounds."""

@@ -263,7 +263,8 @@ def _assumptions(report: PrivacyReport, preparation_rounds: int) -> list[str]:
         rounds += f", in each of {s.num_chains} chains"
     items = [
         f"replacing a record moves a gradient sum by at most {s.delta_gradient:g}, whatever the position",
-        "a client's own noise comes from a secret source that never leaves the client",
+        "a client's own noise comes from a secret source that never leaves the client, and its generator "
+        "(Threefry-2x32, keyed with 64 bits of entropy) cannot be told from chance",
         "the start does not depend on the data",
         rounds,
         "noise shared between clients is known to the observer and not counted",

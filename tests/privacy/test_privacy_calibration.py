@@ -107,6 +107,11 @@ def test_front_falls_and_every_point_keeps_the_budget():
     assert [p.num_participants for p in pareto_front(BUDGET, run, num_participants=[4, 2])] == [4, 2]
 
 
+def test_front_rises_where_noise_follows_the_number_of_participants():
+    front = pareto_front(BUDGET, base(step_size=5e-6, noise="realised"), num_participants=[2, 4, 6])
+    assert np.all(np.diff([p.correlation for p in front]) > 0)
+
+
 @pytest.mark.parametrize("vary", ["correlation", "num_rounds", "num_participants"])
 def test_infeasible_says_so(vary):
     with pytest.raises(PrivacyError, match="the least ε is") as error:

@@ -1,0 +1,36 @@
+"""Planning a run: the errors a setting will have, and the setting that needs the fewest rounds."""
+
+from fald.planner.law import Chain, Goal, Problem, Setting, chain
+from fald.planner.predict import (
+    Guarantee,
+    Prediction,
+    Trajectory,
+    errors_without,
+    guarantee,
+    predict,
+    rounds_to,
+    trajectory,
+)
+from fald.planner.search import LOCAL_STEPS, Candidate, Plan, best_accuracy, fewest_rounds, plan
+
+__all__ = [
+    "LOCAL_STEPS",
+    "Candidate",
+    "Chain",
+    "Goal",
+    "Guarantee",
+    "Plan",
+    "Prediction",
+    "Problem",
+    "Setting",
+    "Trajectory",
+    "best_accuracy",
+    "chain",
+    "errors_without",
+    "fewest_rounds",
+    "guarantee",
+    "plan",
+    "predict",
+    "rounds_to",
+    "trajectory",
+]

@@ -1,0 +1,386 @@
+r"""Law of FA-LD chains on the clients' local models at the mode.
+
+Near the mode θ* client c has the energy f^c(θ*+u) ≈ g_cᵀu + ½uᵀH_c u, for which ``fald.gaussian`` gives
+the law of every round exactly. Its stationary mean and covariance give bias and sd error; the affine
+round map θ' = (I−Ḡ)θ + … gives the rounds until the start is forgotten and the autocorrelation of draws.
+
+To the mean one term of third order is added. A local chain is hotter than the posterior, by 1/p_c in its own
+noise, and the gradient bends: along the eigenvectors q_k of H_c, with ΔC_ck(j) the variance of the local
+chain at local step j less that of the posterior,
+
+    δm = Ḡ⁻¹ Σ_c q_c Σ_j η (I−ηH_c)^{K−1−j} (−½ Σ_k ΔC_ck(j) ∇(q_kᵀ∇²f^c q_k)).
+
+What the models leave out: higher orders, other modes, and on the way from a far start everything but the
+curvature at the mode.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fald import gaussian, theory
+from fald.errors import ConfigError
+from fald.gaussian import Law
+from fald.participation import Participation, full
+from fald.prepare import Preparation
+
+Array = NDArray[Any]
+
+_FULL = full()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Settings of the sampler on which its law depends, named as in ``fald.sample``."""
+
+    local_steps: int
+    step_size: float
+    correlation: float = 0.0
+    participation: Participation = _FULL
+    noise: Literal["realised", "paper"] = "realised"
+    temperature: float = 1.0
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a run is to reach.
+
+    Attributes
+    ----------
+    bias, sd_error
+        Largest shift of a posterior mean in posterior standard deviations, and largest relative error of a
+        standard deviation, over all parameters and from the end of the warm-up on.
+    w2
+        Largest W2 distance to the posterior, in units of the parameters.
+    ess
+        Effective draws of the slowest parameter over all chains; 0 asks only for the law to arrive.
+    num_chains, ess_per_chain
+        Chains, and the least effective draws of each: with 150 the split R-hat is near 1.007.
+    """
+
+    bias: float = 0.05
+    sd_error: float = 0.05
+    w2: float = math.inf
+    ess: float = 2000.0
+    num_chains: int = 32
+    ess_per_chain: float = 150.0
+
+    def __post_init__(self):
+        for name in ("bias", "sd_error", "w2"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name.replace('_', '-')} must be > 0; got {getattr(self, name)!r}")
+        if self.num_chains < 1 or not min(self.ess, self.ess_per_chain) >= 0:
+            raise ConfigError(f"ess must be ≥ 0 and num-chains ≥ 1; got {self.ess!r} and {self.num_chains!r}")
+
+    @property
+    def draws(self) -> float:
+        """Effective draws wanted of each chain."""
+        return max(self.ess / self.num_chains, self.ess_per_chain) if self.ess > 0 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Local models of all clients, in coordinates whose origin is the mode.
+
+    Attributes
+    ----------
+    hessians, gradients, weights
+        (N, d, d) H_c, (N, d) g_c and (N,) p_c, of f^c and not of p_c f^c.
+    start
+        (d,) where the chains start.
+    parameters
+        Names of the d parameters.
+    directions, skews, scatters, sizes
+        As in ``fald.prepare.LocalModel``, stacked, and the clients' rows; ``None`` leaves the third-order
+        term, or the noise of batches, out.
+    constants, uncertified
+        Constants of the bounds; ``None`` and the reason where there are none.
+    """
+
+    hessians: Array
+    gradients: Array
+    weights: Array
+    start: Array
+    parameters: tuple[str, ...]
+    directions: Array | None = None
+    skews: Array | None = None
+    scatters: Array | None = None
+    sizes: Array | None = None
+    constants: theory.Constants | None = None
+    uncertified: str = "no constants were given"
+
+    @classmethod
+    def from_preparation(
+        cls, found: Preparation, constants: theory.Constants | None = None, uncertified: str = ""
+    ) -> Problem:
+        """Local models of a federation, from ``fald.prepare.prepare``."""
+        stacked = {
+            name: np.stack([getattr(own, name) for own in found.local]) for name in found.local[0]._fields
+        }
+        return cls(
+            stacked["hessian"],
+            stacked["gradient"],
+            found.weights,
+            found.start - found.mode,
+            found.parameters,
+            stacked["directions"],
+            stacked["skews"],
+            stacked["scatter"],
+            found.sizes,
+            constants,
+            uncertified or "no constants were given",
+        )
+
+    @classmethod
+    def from_gaussian(
+        cls,
+        hessians: ArrayLike,
+        centers: ArrayLike,
+        weights: ArrayLike,
+        start: ArrayLike | None = None,
+        constants: theory.Constants | None = None,
+    ) -> Problem:
+        """Gaussian energies ½(θ−x_c)ᵀH_c(θ−x_c), as in ``fald.gaussian.law``; the start is 0 unless given.
+
+        Examples
+        --------
+        >>> problem = Problem.from_gaussian([[[1.0]], [[3.0]]], [[0.0], [1.0]], [0.5, 0.5])
+        >>> problem.start, problem.gradients.ravel()
+        (array([-0.75]), array([ 0.75, -0.75]))
+        """
+        mode = gaussian.target(hessians, centers, weights).mean
+        x, p, d = np.asarray(centers, float), np.asarray(weights, float), len(mode)
+        H = np.broadcast_to(np.asarray(hessians, float), (len(p), d, d))
+        first = np.zeros(d) if start is None else np.asarray(start, float)
+        pull = np.einsum("cpq,cq->cp", H, mode - x)
+        return cls(H, pull, p, first - mode, tuple(f"theta[{i}]" for i in range(d)), constants=constants)
+
+    @cached_property
+    def spectrum(self) -> tuple[Array, Array, Array]:
+        """Eigenvalues (N, d) and eigenvectors (N, d, d) of the H_c, and the centres (N, d) of the models."""
+        basis = np.linalg.eigh(self.hessians)[1] if self.directions is None else self.directions
+        values = np.einsum("cpk,cpq,cqk->ck", basis, self.hessians, basis, optimize=True)
+        along = np.einsum("cpk,cp->ck", basis, self.gradients)
+        floor = 1e-9 * np.abs(values).max(1, keepdims=True)
+        flat, pulled = np.abs(values) < floor, np.abs(along) > 1e-9 * np.abs(along).max(1, keepdims=True)
+        # a linear energy has no centre; a curvature too small to matter gives it one far away
+        values = np.where(flat & pulled, floor, values)
+        away = np.where(flat & ~pulled, 0.0, along / np.where(values == 0, 1.0, values))
+        return values, basis, -np.einsum("cpk,ck->cp", basis, away)
+
+    @cached_property
+    def precision(self) -> Array:
+        """(d, d) Σ_c p_c H_c, the inverse of the posterior covariance at temperature 1."""
+        return np.tensordot(self.weights, self.hessians, 1)
+
+    @property
+    def largest_step(self) -> float:
+        """1/L, the largest step size that is considered; L as certified, or at the mode."""
+        known = 0.0 if self.constants is None else self.constants.smoothness
+        return 1.0 / max(known, float(self.spectrum[0].max()))
+
+
+class Chain(NamedTuple):
+    """Law of a chain with constant settings, in the eigenbasis of the average round map I − Ḡ.
+
+    ``stationary`` is the limit, ``posterior`` the goal, ``start`` the first position, all turned into the
+    basis; ``rates`` are the eigenvalues of Ḡ.
+    """
+
+    stationary: Law
+    posterior: Law
+    start: Array
+    rates: Array
+    basis: Array
+
+    def at(self, num_rounds: float) -> Law:
+        """Mean and covariance after some rounds from the start, a single point.
+
+        Exact with full participation. With drawn devices the limit is exact, and the way to it is that of
+        the average round.
+        """
+        if math.isinf(num_rounds):
+            return self.stationary
+        with np.errstate(divide="ignore"):
+            left, logs = 1 - self.rates, np.log(np.abs(1 - self.rates))
+        negative = (np.sign(left)[:, None] * np.sign(left) < 0) & (num_rounds % 2 == 1)
+        exponents = num_rounds * (logs[:, None] + logs)
+        fill = np.where(negative, 1 + np.exp(exponents), -np.expm1(exponents))
+        decay = np.sign(left) ** (num_rounds % 2 or 2) * np.exp(num_rounds * logs) if num_rounds else 1.0
+        mean = self.stationary.mean + decay * (self.start - self.stationary.mean)
+        return Law(mean, self.stationary.covariance * fill)
+
+    def errors(self, law: Law, goal: Law | None = None) -> tuple[Array, Array]:
+        """Shift of each mean in posterior sds, and relative error of each sd, signed."""
+        mean, covariance = self.posterior if goal is None else goal
+        sd = np.sqrt(self._variances(covariance))
+        return self.basis @ (law.mean - mean) / sd, np.sqrt(self._variances(law.covariance)) / sd - 1
+
+    def _variances(self, covariance: Array) -> Array:
+        """Variances of the parameters themselves, from a covariance in the basis."""
+        return np.maximum(np.sum((self.basis @ covariance) * self.basis, 1), 0.0)
+
+    def excess(self, num_rounds: float, goal: Goal, towards: Law | None = None) -> float:
+        """Largest error after some rounds as a multiple of what the goal allows."""
+        law = self.at(num_rounds)
+        shift, sd = (float(np.abs(e).max()) for e in self.errors(law, towards))
+        worst = max(shift / goal.bias, sd / goal.sd_error)
+        if math.isfinite(goal.w2):
+            worst = max(worst, float(gaussian.wasserstein2(*law, *(towards or self.posterior))) / goal.w2)
+        return worst
+
+    def arrival(self, goal: Goal, towards: Law | None = None) -> int | None:
+        """First round from which on the goal is met; ``None`` if it never is."""
+        if self.excess(math.inf, goal, towards) > 1:
+            return None
+        low, high = -1, 0  # not met, met
+        while high < 1 << 62:
+            if self.excess(high, goal, towards) > 1:
+                low, high = high, max(1, 2 * high)
+                continue
+            later = [
+                r for r in (high * 3 // 2, 2 * high, 4 * high, 8 * high) if self.excess(r, goal, towards) > 1
+            ]
+            if not later:
+                break
+            low, high = later[-1], 2 * later[-1]
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.excess(middle, goal, towards) <= 1 else (middle, high)
+        return high
+
+    def autocorrelation_time(self, thinning: int = 1) -> Array:
+        """(d,) draws per effective draw of each parameter's mean, keeping every ``thinning``-th round.
+
+        τ_j = 1 + 2 Σ_l (A^l C)_jj/C_jj with A = (I−Ḡ)^thinning, also with drawn devices: the expectation of
+        a round is affine.
+        """
+        kept, C = (1 - self.rates) ** thinning, self.stationary.covariance
+        lagged = np.sum((self.basis @ ((kept / (1 - kept))[:, None] * C)) * self.basis, 1)
+        return np.maximum(1 + 2 * lagged / self._variances(C), 1.0)
+
+
+def chain(problem: Problem, setting: Setting) -> Chain:
+    """Law of the chain with these settings.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is out of its range, or a round does not contract.
+    """
+    s = setting
+    values, basis, centers = problem.spectrum
+    for name, value, holds in (
+        ("local-steps", s.local_steps, s.local_steps >= 1 and s.local_steps == int(s.local_steps)),
+        ("step-size", s.step_size, 0 < s.step_size < math.inf),
+        ("temperature", s.temperature, 0 < s.temperature < math.inf),
+        ("correlation", s.correlation, 0 <= s.correlation <= 1),
+    ):
+        if not holds:
+            raise ConfigError(f"{name} is out of its range; got {value!r}")
+    drawn = gaussian._drawn(problem.weights, s.participation, s.noise)
+    federation = gaussian._Federation(
+        values, basis, centers, *drawn, float(s.temperature), float(s.correlation)
+    )
+    q, f = federation.chance, federation.spread
+    with np.errstate(over="ignore", invalid="ignore"):
+        composed = federation.round(np.full(int(s.local_steps), float(s.step_size)))
+        average = np.tensordot(q, composed.gain, 1)
+    if not np.isfinite(average).all():
+        raise gaussian._not_contracting(math.inf)
+    rates, turn = np.linalg.eigh(average)
+    if rates[0] <= len(rates) * np.finfo(float).eps * rates[-1] or rates[-1] >= 2:
+        raise gaussian._not_contracting(float(np.max((1 - rates) ** 2)))
+    mean = turn @ ((turn.T @ (q @ composed.pull)) / rates)
+    apart = federation.deviations(composed, mean)
+    added = composed.noise + f * (apart.T @ apart) + _batch_noise(problem, federation, s)
+    covariance = _fixed_covariance(average, rates, turn, composed.gain, q, f, added)
+    posterior = s.temperature * np.linalg.inv(problem.precision)
+    if problem.skews is not None:
+        pull = _bend(problem, federation, s, turn @ covariance @ turn.T, posterior)
+        mean = mean + turn @ ((turn.T @ (q @ pull)) / rates)
+    goal = Law(np.zeros(len(mean)), turn.T @ posterior @ turn)
+    return Chain(Law(turn.T @ mean, covariance), goal, turn.T @ problem.start, rates, turn)
+
+
+def _fixed_covariance(average, rates, turn, gain, q, f: float, added: Array) -> Array:
+    """Solve ḠC + CḠ − (1−f)ḠCḠ − f Σ_c q_c G_c C G_c = added, in the eigenbasis of Ḡ.
+
+    Drawn devices: by conjugate gradients preconditioned with the solution for f = 0. The operator is
+    symmetric, and positive definite exactly when a round contracts.
+    """
+    pairs = rates[:, None] + rates - rates[:, None] * rates
+    goal = turn.T @ added @ turn
+    solution = goal / pairs
+    if f == 0:
+        return solution
+    d = len(rates)
+    gain = turn.T @ gain @ turn
+    row = (q[:, None, None] * gain).transpose(1, 0, 2).reshape(d, -1)
+
+    def apply(C: Array) -> Array:
+        both = row @ (C @ gain).reshape(-1, d)
+        return (rates[:, None] + rates - (1 - f) * rates[:, None] * rates) * C - f * (both + both.T) / 2
+
+    residual = goal - apply(solution)
+    step = fresh = residual / pairs
+    size = float(np.sum(residual * fresh))
+    for _ in range(500):
+        if size <= 1e-20 * float(np.sum(goal * solution)):
+            return solution
+        image = apply(step)
+        curvature = float(np.sum(step * image))
+        if not curvature > 0:
+            break
+        solution = solution + (size / curvature) * step
+        residual = residual - (size / curvature) * image
+        fresh = residual / pairs
+        size, before = float(np.sum(residual * fresh)), size
+        step = fresh + (size / before) * step
+    raise gaussian._not_contracting(1.0)
+
+
+def _batch_noise(problem: Problem, federation: gaussian._Federation, s: Setting) -> Array | float:
+    """Covariance that the gradient noise of batches at the mode adds to the average in a round."""
+    if s.batch_size is None or problem.scatters is None or problem.sizes is None:
+        return 0.0
+    values, basis = federation.eigenvalues, federation.eigenvectors
+    n_c = problem.sizes
+    scale = n_c.sum() ** 2 / s.batch_size * np.maximum(1 - s.batch_size / n_c, 0)
+    turned = basis.transpose(0, 2, 1) @ problem.scatters @ basis * scale[:, None, None]
+    left = 1 - s.step_size * values
+    product = left[:, :, None] * left[:, None, :]
+    same = np.abs(1 - product) < 1e-12
+    total = np.where(same, s.local_steps, (1 - product**s.local_steps) / np.where(same, 1.0, 1 - product))
+    own = basis @ (turned * s.step_size**2 * total) @ basis.transpose(0, 2, 1)
+    q, f = federation.chance, federation.spread
+    return np.tensordot((1 - f) * q**2 + f * q, own, 1)
+
+
+def _bend(problem: Problem, federation: gaussian._Federation, s: Setting, covariance, posterior) -> Array:
+    """(N, d) third-order pull on each client: see the module."""
+    assert problem.skews is not None
+    values, basis = federation.eigenvalues, federation.eigenvectors
+    left = (1 - s.step_size * values)[:, :, None] ** np.arange(s.local_steps)
+    squares = np.cumsum(left**2, -1) - left**2
+    own, S = 1 / problem.weights, s.participation.num_participants or 1
+    if s.noise == "realised" and s.participation.scheme == "with-replacement":
+        own = (1 - (1 - problem.weights) ** S) / problem.weights
+    elif s.noise == "realised" and s.participation.scheme == "without-replacement":
+        own = np.full(len(problem.weights), float(S))
+    heat = 2 * s.step_size * s.temperature * ((1 - s.correlation**2) * own + s.correlation**2)
+    inside, wanted = (
+        np.einsum("cpk,pq,cqk->ck", basis, C, basis, optimize=True)[:, :, None]
+        for C in (covariance, posterior)
+    )
+    hotter = inside * left**2 + heat[:, None, None] * squares - wanted
+    weights = s.step_size * left[:, :, ::-1] @ hotter.transpose(0, 2, 1)
+    bends = basis.transpose(0, 2, 1) @ problem.skews.transpose(0, 2, 1)
+    return np.einsum("cpl,cl->cp", basis, -0.5 * np.sum(weights * bends, -1))

@@ -1,0 +1,318 @@
+"""Choice of settings: fewest rounds for an accuracy, or best accuracy for a number of rounds.
+
+Every candidate (K, η, …) is judged by the law of its chain (``fald.planner.law``). A run of it costs
+
+    rounds = arrival + (effective draws per chain) · (autocorrelation time),
+
+the arrival being the first round from which on the law of the position meets the goal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fald.data import FederatedData
+from fald.errors import ConfigError, FaldError
+from fald.models.base import Model
+from fald.planner.law import Chain, Goal, Problem, Setting, chain
+from fald.planner.predict import Guarantee, Prediction, errors_at, errors_without, guarantee
+from fald.prepare import prepare
+
+LOCAL_STEPS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80)
+_SPAN = 16  # powers of four below the largest step size
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """The best run with one number of local steps; ``predicted`` is None when no step size will do."""
+
+    setting: Setting
+    num_rounds: int
+    num_warmup: int
+    thinning: int
+    ess: float
+    predicted: Prediction | None
+    guaranteed: Guarantee
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A recommended run, and the best run for every number of local steps that was tried.
+
+    ``num_exchanges`` counts the messages that preparing the plan took, ``errors_without`` the error that
+    would be left without one of its causes.
+    """
+
+    best: Candidate
+    candidates: tuple[Candidate, ...]
+    goal: Goal
+    problem: Problem
+    errors_without: dict[str, float]
+    num_exchanges: int = 0
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for ``fald.sample``."""
+        b, s = self.best, self.best.setting
+        counts = {"num_rounds": b.num_rounds, "num_warmup": b.num_warmup, "thinning": b.thinning}
+        settings = {f.name: getattr(s, f.name) for f in fields(s)}
+        return {**settings, **counts, "num_chains": self.goal.num_chains}
+
+
+def fewest_rounds(
+    problem: Problem, goal: Goal | None = None, *, local_steps: Sequence[int] = LOCAL_STEPS, **fixed: Any
+) -> Plan:
+    """Run that meets a goal in the fewest rounds.
+
+    Parameters
+    ----------
+    problem, goal
+        The local models, and what to reach.
+    local_steps
+        Numbers of local steps to try; the step size is searched for each.
+    **fixed
+        Other fields of ``Setting``: correlation, participation, noise, temperature, batch_size.
+
+    Returns
+    -------
+    Plan
+        ``best``, and a candidate for every number of local steps.
+
+    Raises
+    ------
+    ConfigError
+        If no step size meets the goal with any of them.
+
+    Notes
+    -----
+    Step sizes above 1/L are not considered. Predicted, not guaranteed: see ``Plan.best.guaranteed``.
+
+    Examples
+    --------
+    >>> problem = Problem.from_gaussian([[[1.0]], [[3.0]]], [[0.0], [1.0]], [0.5, 0.5])
+    >>> best = fewest_rounds(problem, Goal(num_chains=4), local_steps=[1, 2, 4]).best
+    >>> best.setting.local_steps, best.predicted.bias <= 0.05, best.predicted.sd_error <= 0.05
+    (4, True, True)
+    """
+    goal = Goal() if goal is None else goal
+
+    def cost(law: Chain) -> float:
+        arrival = law.arrival(goal)
+        return math.inf if arrival is None else arrival + goal.draws * float(law.autocorrelation_time().max())
+
+    def shape(law: Chain) -> tuple[int, int, int] | None:
+        arrival = law.arrival(goal)
+        if arrival is None:
+            return None
+        thinning, kept = _draws(law, goal)
+        if kept == 0:
+            return max(arrival, 1), max(arrival, 1) - 1, 1
+        warmup = _up(arrival)
+        return warmup + thinning * _up(kept), warmup, thinning
+
+    plan = _search(problem, goal, local_steps, fixed, cost, shape, lambda c: c.num_rounds)
+    if plan is None:
+        raise ConfigError(
+            f"no step size gives bias ≤ {goal.bias:g}, sd-error ≤ {goal.sd_error:g} and W2 ≤ {goal.w2:g} "
+            f"with local-steps in {list(local_steps)}",
+            hint="allow more error, raise the correlation, or let more devices take part",
+        )
+    return plan
+
+
+def best_accuracy(
+    problem: Problem,
+    num_rounds: int,
+    goal: Goal | None = None,
+    *,
+    local_steps: Sequence[int] = LOCAL_STEPS,
+    **fixed: Any,
+) -> Plan:
+    """Most accurate run of a given length.
+
+    Parameters
+    ----------
+    problem, local_steps, fixed
+        As in ``fewest_rounds``.
+    num_rounds
+        Rounds in total, warm-up included.
+    goal
+        Wanted draws; of its errors only the ratios count: the largest multiple of them is minimised.
+
+    Raises
+    ------
+    ConfigError
+        If the rounds do not suffice for the draws with any of the local steps.
+
+    Examples
+    --------
+    >>> problem = Problem.from_gaussian([[[1.0]], [[3.0]]], [[0.0], [1.0]], [0.5, 0.5])
+    >>> few, many = (best_accuracy(problem, n, Goal(num_chains=40)).best.predicted for n in (500, 5000))
+    >>> few.bias > many.bias
+    True
+    """
+    goal = Goal() if goal is None else goal
+
+    def spare(law: Chain) -> tuple[int, int]:
+        thinning, kept = _draws(law, goal)
+        return num_rounds - thinning * kept, thinning
+
+    def cost(law: Chain) -> float:
+        warmup, _ = spare(law)
+        return math.inf if warmup < 0 else max(law.excess(warmup, goal), law.excess(math.inf, goal))
+
+    def shape(law: Chain) -> tuple[int, int, int] | None:
+        warmup, thinning = spare(law)
+        return None if warmup < 0 else (num_rounds, min(warmup, num_rounds - 1), thinning)
+
+    def merit(c: Candidate) -> float:
+        return cost(chain(problem, c.setting))
+
+    plan = _search(problem, goal, local_steps, fixed, cost, shape, merit)
+    if plan is None:
+        raise ConfigError(
+            f"num-rounds = {num_rounds} do not give {goal.draws:.0f} effective draws per chain",
+            hint="more rounds, more chains, more local steps, or fewer effective draws",
+        )
+    return plan
+
+
+def plan(
+    model: Model,
+    data: FederatedData,
+    *,
+    goal: Goal | None = None,
+    num_rounds: int | None = None,
+    local_steps: Sequence[int] = LOCAL_STEPS,
+    start: ArrayLike | None = None,
+    **fixed: Any,
+) -> Plan:
+    """Plan a run on a model and its clients: find the mode, measure the constants, search.
+
+    Parameters
+    ----------
+    model, data, start
+        The model, the rows of each client, and where chains start.
+    goal, num_rounds
+        What to reach; with ``num_rounds``, the best that so many rounds give.
+    local_steps, fixed
+        As in ``fewest_rounds``.
+
+    Raises
+    ------
+    DataError, ConfigError
+        If there is no mode, or no setting that will do.
+
+    Examples
+    --------
+    >>> import fald
+    >>> study = fald.datasets.load_bundled_study("indo")
+    >>> data = study.read_data()
+    >>> found = plan(study.build_model(data.features), data, correlation=1.0, local_steps=[5])
+    >>> found.best.predicted.bias <= 0.05, found.best.guaranteed.num_rounds > 1e6 * found.best.num_rounds
+    (True, True)
+    """
+    from fald.constants import constants
+
+    found = prepare(model, data, start=start)
+    known, uncertified = None, ""
+    try:
+        same = {name: fixed[name] for name in ("temperature", "batch_size") if name in fixed}
+        known = constants(model, data, preparation=found, **same)
+    except FaldError as error:
+        uncertified = error.message
+    problem = Problem.from_preparation(found, known, uncertified)
+    if num_rounds is None:
+        chosen = fewest_rounds(problem, goal, local_steps=local_steps, **fixed)
+    else:
+        chosen = best_accuracy(problem, num_rounds, goal, local_steps=local_steps, **fixed)
+    return replace(chosen, num_exchanges=found.num_exchanges)
+
+
+def _draws(law: Chain, goal: Goal) -> tuple[int, int]:
+    """Thinning that loses next to nothing, and draws to keep of each chain."""
+    thinning = max(1, int(law.autocorrelation_time().max() / 10))
+    return thinning, math.ceil(goal.draws * float(law.autocorrelation_time(thinning).max()))
+
+
+def _search(problem, goal: Goal, local_steps, fixed, cost, shape, merit) -> Plan | None:
+    candidates = []
+    for K in local_steps:
+        like = Setting(int(K), problem.largest_step, **fixed)
+
+        def judged(step: float, like: Setting = like) -> float:
+            try:
+                return cost(chain(problem, replace(like, step_size=step)))
+            except ConfigError:
+                return math.inf
+
+        chain_possible(problem, like)
+        step = _down(_least(judged, problem.largest_step))
+        setting = replace(like, step_size=step)
+        law = chain(problem, setting) if math.isfinite(judged(step)) else None
+        form = None if law is None else shape(law)
+        if law is None or form is None:
+            candidates.append(
+                Candidate(setting, 0, 0, 1, 0.0, None, Guarantee(reason="no step size will do"))
+            )
+            continue
+        rounds, warmup, thinning = form
+        kept = (rounds - warmup) // thinning
+        ess = goal.num_chains * kept / float(law.autocorrelation_time(thinning).max())
+        first = warmup if goal.draws else rounds
+        worst = max(first, math.inf, key=lambda r, law=law: law.excess(r, goal))
+        predicted = errors_at(problem, law, worst)
+        guaranteed = guarantee(problem, setting, rounds, predicted.w2)
+        candidates.append(Candidate(setting, rounds, warmup, thinning, ess, predicted, guaranteed))
+    good = [c for c in candidates if c.predicted is not None]
+    if not good:
+        return None
+    merits = [merit(c) for c in good]
+    # fewer local steps where they cost next to nothing: less to compute, and less to go wrong
+    best = next(c for c, m in zip(good, merits) if m <= 1.02 * min(merits))
+    return Plan(best, tuple(candidates), goal, problem, errors_without(problem, best.setting))
+
+
+def chain_possible(problem: Problem, like: Setting) -> None:
+    """Raise the ``ConfigError`` of settings that no step size makes valid."""
+    chain(problem, replace(like, local_steps=1, step_size=1e-3 * problem.largest_step))
+
+
+def _least(cost: Callable[[float], float], high: float) -> float:
+    """Argument ≤ ``high`` of least cost, for costs with one valley on the logarithmic scale."""
+    steps, costs = [], []
+    for i in range(_SPAN):
+        steps.append(high / 4.0**i)
+        costs.append(cost(steps[-1]))
+        if len(costs) > 2 and math.isfinite(costs[-3]) and costs[-3] <= min(costs[-2:]):
+            break
+    best = int(np.argmin(costs))
+    low, top = math.log(steps[best] / 4), math.log(min(high, steps[best] * 4))
+    ratio = (math.sqrt(5) - 1) / 2
+    inner = {x: cost(math.exp(x)) for x in (top - ratio * (top - low), low + ratio * (top - low))}
+    seen = {math.log(s): c for s, c in zip(steps, costs)} | inner
+    for _ in range(9):
+        left, right = sorted(inner)
+        # where both are infinite the valley lies below
+        low, top = (low, right) if inner[left] <= inner[right] else (left, top)
+        inner = {x: inner[x] for x in (left, right) if low < x < top}
+        fresh = low + top - next(iter(inner))
+        inner[fresh] = seen[fresh] = cost(math.exp(fresh))
+    return math.exp(min(seen, key=lambda x: seen[x]))
+
+
+def _down(value: float, digits: int = 3) -> float:
+    """Round down to a few significant digits, so that the number can be typed."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return float(f"{math.floor(value / unit * (1 + 1e-12)) * unit:.{digits - 1}e}")
+
+
+def _up(value: int) -> int:
+    """Round a count up to two significant digits."""
+    unit = 10 ** max(0, len(str(value)) - 2)
+    return -(-value // unit) * unit

@@ -1,0 +1,193 @@
+"""What ``fald privacy`` does, without a terminal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fald.commands import open_run
+from fald.engines.base import Problem
+from fald.errors import ConfigError, FaldError, PrivacyError
+from fald.figures import write_lines
+from fald.privacy.accountant import Ledger, account
+from fald.privacy.calibration import Budget, calibrate, pareto_front
+from fald.privacy.guard import bounded_sensitivity, settings_of_run
+from fald.privacy.paper import paper_bound
+from fald.privacy.settings import RunSettings
+from fald.privacy.statements import statement
+from fald.samplers.fald import fald
+from fald.study import Study
+from fald.tables import align, number
+
+_CORRELATIONS = (0.0, 0.5, 0.8, 0.95)
+
+
+def study_settings(study: Study) -> tuple[RunSettings, tuple[str, ...]]:
+    """Privacy-relevant settings of a study, and the names of its sites."""
+    data = study.read_data()
+    model = study.build_model(data.features)
+    arguments = study.sampler.arguments()
+    participation = arguments["participation"]
+    participation.check(data.sizes)
+    names = ("local_steps", "step_size", "temperature", "correlation", "noise", "batch_size", "clip_norm")
+    method = fald(**{name: arguments[name] for name in names})
+    problem = Problem(jax.random.key(0), model, data, method, participation, study.sampler.num_chains, 0, 1)
+    sensitivity = bounded_sensitivity(model, data)
+    return settings_of_run(problem, study.sampler.num_rounds, sensitivity), data.names
+
+
+def choose_delta(study: Study, delta: float | None) -> float:
+    """δ of the command line, or of the study's privacy section."""
+    if delta is not None:
+        return delta
+    if study.privacy is None:
+        raise ConfigError(
+            "delta is needed: the study has no privacy section", hint="add --delta 1e-5, or a [privacy] section"
+        )
+    return study.privacy.delta
+
+
+def study_document(study: Study, delta: float) -> dict[str, Any]:
+    """ε of a study before it runs: tight, by Rényi divergences, and by the corrected published bound."""
+    settings, names = study_settings(study)
+    report = account(settings, delta=delta)
+    simulation = study.privacy is None or study.privacy.client_noise == "seeded"
+    said = statement(
+        report, simulation=simulation, preparation_rounds=study.sampler.num_warmup, clients=names
+    )
+    budget = study.privacy.max_epsilon if study.privacy else None
+    return {
+        **said.data,
+        "text": said.text,
+        "epsilon_rdp": account(settings, delta=delta, method="rdp").worst,
+        "epsilon_published_bound": _paper(settings, delta),
+        "max_epsilon": budget,
+        "rounds_within_budget": None
+        if budget is None
+        else Ledger(settings, delta=delta).max_rounds(budget),
+    }
+
+
+def _paper(settings: RunSettings, delta: float) -> float | str:
+    try:
+        return paper_bound(settings, delta=delta).epsilon
+    except FaldError as error:
+        return f"not defined: {error.message}"
+
+
+def study_text(document: dict[str, Any]) -> str:
+    """The same for a terminal."""
+    rows = [
+        [c["name"], str(c["rows"]), number(c["noise_multiplier"]), _value(c["epsilon"])]
+        for c in document["clients"]
+    ]
+    bound = document["epsilon_published_bound"]
+    lines = [
+        document["text"],
+        "",
+        align(["site", "rows", "noise multiplier", "ε"], rows),
+        "",
+        f"tight (privacy loss distributions)  ε = {_value(document['epsilon'])}",
+        f"Rényi divergences                   ε = {_value(document['epsilon_rdp'])}",
+        f"published bound, corrected          {'ε = ' + number(bound) if not isinstance(bound, str) else bound}",
+    ]
+    if document["rounds_within_budget"] is not None:
+        rounds, asked = document["rounds_within_budget"], document["settings"]["num_rounds"]
+        verdict = "all of them" if rounds >= asked else "the run would stop there"
+        lines.append(f"rounds within ε = {document['max_epsilon']:g}: {rounds} of {asked}, {verdict}")
+    return "\n".join(lines)
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else number(value)
+
+
+def plot_study(study: Study, delta: float, path: Path) -> Path:
+    """ε against rounds for several correlations, as an HTML figure."""
+    settings, _ = study_settings(study)
+    rounds = np.unique(np.geomspace(1, settings.num_rounds, 12).astype(int))
+    levels = sorted({*_CORRELATIONS, settings.correlation} - {1.0})
+    series = {}
+    for correlation in levels:
+        ledger = Ledger(replace(settings, correlation=correlation), delta=delta)
+        series[f"ρ = {correlation:g}"] = (rounds, [ledger.worst(int(r)) for r in rounds])
+    budget = study.privacy.max_epsilon if study.privacy else None
+    return write_lines(
+        path,
+        series,
+        title=f"Privacy loss at δ = {delta:g}, worst site",
+        x="rounds",
+        y="ε",
+        logarithmic=(True, True),
+        level=None if budget is None else (f"budget ε = {budget:g}", budget),
+    )
+
+
+def run_document(folder: Path) -> dict[str, Any]:
+    """The privacy of a finished or stopped run."""
+    _, tree = open_run(folder)
+    if "privacy" not in tree.attrs:
+        return {
+            "guarantee": False,
+            "label": "no privacy",
+            "text": "No privacy: the run had no privacy section. Its client noise came from the run's seed, "
+            "and uploads carried energies without noise.",
+        }
+    return {**json.loads(tree.attrs["privacy"]), "text": tree.attrs["privacy_statement"]}
+
+
+def calibrate_document(study: Study, budget: Budget) -> dict[str, Any]:
+    """Largest correlation, step size, rounds and participants within a budget, each given the others."""
+    settings, _ = study_settings(study)
+    found: dict[str, Any] = {}
+    kinds = ["correlation", "step_size", "num_rounds"]
+    if settings.scheme != "full":
+        kinds.append("num_participants")
+    for kind in kinds:
+        try:
+            result = calibrate(budget, settings, vary=kind)  # type: ignore[arg-type]
+            found[kind] = {"value": result.value, "epsilon": result.report.worst, "at_limit": result.at_limit}
+        except PrivacyError as error:
+            found[kind] = {"value": None, "infeasible": error.message, "hint": error.hint}
+    front = []
+    if settings.scheme != "full" and settings.num_clients <= 50:
+        front = [vars(p) for p in pareto_front(budget, settings)]
+    return {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "now": account(settings, delta=budget.delta).to_dict()["epsilon"] if settings.correlation < 1 else "infinite",
+        "largest": found,
+        "front": front,
+    }
+
+
+def calibrate_text(document: dict[str, Any]) -> str:
+    """The same for a terminal."""
+    rows = []
+    for kind, result in document["largest"].items():
+        name = kind.replace("_", "-")
+        if result["value"] is None:
+            rows.append([name, "none", result["infeasible"]])
+        else:
+            limit = " (end of the search; more may fit)" if result["at_limit"] else ""
+            rows.append([name, number(result["value"]), f"ε = {number(result['epsilon'])}{limit}"])
+    lines = [
+        f"Budget ε = {document['epsilon']:g} at δ = {document['delta']:g}; "
+        f"the study as written spends ε = {_value(document['now'])}.",
+        "Largest value of each setting within the budget, the others as written:",
+        "",
+        *("  ".join((a.ljust(18), b.rjust(10), c)) for a, b, c in rows),
+    ]
+    if document["front"]:
+        lines += ["", "Largest correlation for each number of participants:"]
+        lines += [
+            f"  S = {p['num_participants']}: "
+            + ("none fits" if p["correlation"] is None else f"ρ ≤ {p['correlation']:.3f}")
+            for p in document["front"]
+        ]
+    return "\n".join(lines)
