@@ -44,7 +44,14 @@ def gaussian_simulation() -> str:
 
     def fald_sample():
         return fald.sample(
-            1, model, data, num_rounds=rounds, local_steps=steps, step_size=eta, num_chains=runs, progress=False
+            1,
+            model,
+            data,
+            num_rounds=rounds,
+            local_steps=steps,
+            step_size=eta,
+            num_chains=runs,
+            progress=False,
         )
 
     contenders = {"plain NumPy": numpy_loop, "fald.sample": fald_sample}
@@ -63,7 +70,10 @@ def logistic_chains() -> str:
     @jax.jit
     def gradient(theta, rows, share):
         def energy(t):
-            return -model.flat_logprior(t) - jnp.sum(jax.vmap(model.flat_loglikelihood, (None, 0))(t, rows)) / share
+            return (
+                -model.flat_logprior(t)
+                - jnp.sum(jax.vmap(model.flat_loglikelihood, (None, 0))(t, rows)) / share
+            )
 
         return jax.grad(energy)(theta)
 
@@ -83,7 +93,14 @@ def logistic_chains() -> str:
 
     def fald_sample():
         fald.sample(
-            1, model, data, num_rounds=rounds, local_steps=steps, step_size=eta, num_chains=chains, progress=False
+            1,
+            model,
+            data,
+            num_rounds=rounds,
+            local_steps=steps,
+            step_size=eta,
+            num_chains=chains,
+            progress=False,
         )
 
     contenders = {"Python loop, jitted gradient": python_loop, "fald.sample": fald_sample}

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 
 
-def interleave(contenders: Mapping[str, Callable[[], object]], *, repeats: int, units: int) -> dict[str, dict[str, float]]:
+def interleave(
+    contenders: Mapping[str, Callable[[], object]], *, repeats: int, units: int
+) -> dict[str, dict[str, float]]:
     """Time each contender ``repeats`` times, in turns, after one untimed call of each.
 
     Returns per contender: best and median seconds per unit, and CPU-seconds per unit of the median.
@@ -23,7 +25,11 @@ def interleave(contenders: Mapping[str, Callable[[], object]], *, repeats: int, 
             wall[name].append((time.perf_counter() - began) / units)
             cpu[name].append((time.process_time() - used) / units)
     return {
-        name: {"best": min(wall[name]), "median": statistics.median(wall[name]), "cpu": statistics.median(cpu[name])}
+        name: {
+            "best": min(wall[name]),
+            "median": statistics.median(wall[name]),
+            "cpu": statistics.median(cpu[name]),
+        }
         for name in contenders
     }
 

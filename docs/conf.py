@@ -44,5 +44,6 @@ python_display_short_literal_types = True
 html_theme = "furo"
 html_math_renderer = "mathml"
 html_title = f"fald {__version__}"
-html_static_path = []
+html_static_path = ["_static"]
+html_css_files = ["fald.css"]
 html_show_sphinx = False

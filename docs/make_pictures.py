@@ -81,13 +81,13 @@ def forest(summary: dict, study: dict) -> str:
     level = f"{100 * summary['level']:g}%"
     sites = f"{rows} patients at {len(summary['sites'])} hospitals"
     body = [
-        text(24, 32, f"Pancreatitis after ERCP: odds ratios with {level} credible intervals", size=17, bold=True),
+        text(24, 32, f"Pancreatitis after ERCP: odds ratios, {level} credible intervals", size=17, bold=True),
         text(24, 54, f"{sites}; indomethacin was randomised, the other rows are covariates", fill=OTHER),
     ]
     for tick in TICKS:
-        at_one = tick == 1
-        body.append(line(place(tick), TOP - 16, place(tick), bottom, OTHER if at_one else FAINT, 1, "4 3" * at_one))
-        body.append(text(place(tick), bottom + 18, f"{tick:g}", size=13, fill=OTHER, anchor="middle"))
+        x, neutral = place(tick), tick == 1
+        body.append(line(x, TOP - 16, x, bottom, OTHER if neutral else FAINT, 1, "4 3" * neutral))
+        body.append(text(x, bottom + 18, f"{tick:g}", size=13, fill=OTHER, anchor="middle"))
     for i, record in enumerate(records):
         body += row(TOP + STEP * i, record, label(record["parameter"], scaling), i == 0)
     body.append(text(place(0.5), bottom + 42, "← lower odds", size=13, fill=OTHER, anchor="middle"))

@@ -24,7 +24,10 @@ def main() -> int:
     """Test each distinct version once; return the first failing exit code."""
     found = {}
     for program in candidates():
-        query = "import sys, ensurepip, venv; print('%d.%d %d' % (*sys.version_info[:2], sys.prefix != sys.base_prefix))"
+        query = (
+            "import sys, ensurepip, venv; "
+            "print('%d.%d %d' % (*sys.version_info[:2], sys.prefix != sys.base_prefix))"
+        )
         answer = subprocess.run([program, "-c", query], capture_output=True, text=True)
         match = re.fullmatch(r"(\d+)\.(\d+) 0\n", answer.stdout)
         if answer.returncode == 0 and match:

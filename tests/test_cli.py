@@ -165,11 +165,28 @@ def test_divergence_keeps_draws_and_names_the_cause(folder):
 
 def test_strict_exits_with_5_when_diagnostics_object(folder):
     error = run(
-        "run", "study.toml", "--strict", "--set", "num-rounds=120", "--set", "step-size=1e-6", cwd=folder, code=5
+        "run",
+        "study.toml",
+        "--strict",
+        "--set",
+        "num-rounds=120",
+        "--set",
+        "step-size=1e-6",
+        cwd=folder,
+        code=5,
     )
     assert "effective sample size" in error
     # the twin: a run that mixes passes the same gate
-    fine = ["--set", "num-rounds=12000", "--set", "num-warmup=1000", "--set", "step-size=5e-3", "--out", "fine"]
+    fine = [
+        "--set",
+        "num-rounds=12000",
+        "--set",
+        "num-warmup=1000",
+        "--set",
+        "step-size=5e-3",
+        "--out",
+        "fine",
+    ]
     run("run", "study.toml", "--strict", *fine, cwd=folder)
 
 
@@ -264,7 +281,10 @@ def test_damaged_results_are_answered(folder):
 
 
 def test_a_full_disk_is_reported_and_what_was_saved_stays(folder):
-    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)); from fald.cli import main; sys.argv = ['fald', *sys.argv[1:]]; main()"
+    limited = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)); "
+        "from fald.cli import main; main()"
+    )
     command = [sys.executable, "-c", limited, "run", "study.toml", "-q", "--set", "num-rounds=8000"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
     assert done.returncode == 8, (done.returncode, done.stderr)

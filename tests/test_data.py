@@ -373,3 +373,22 @@ def test_new_rows_are_encoded_as_in_training():
         "new rows has no column 'sex'",
         call=lambda: encode_features(table().drop(columns="sex"), "new rows", features, **encoding),
     )
+
+
+def test_consecutive_views_of_one_array_are_not_copied():
+    x, y = np.arange(40.0).reshape(20, 2), np.arange(20)
+    cuts = {"a": slice(0, 5), "b": slice(5, 12), "c": slice(12, 20)}
+    data = FederatedData.from_arrays({name: (x[cut], y[cut]) for name, cut in cuts.items()})
+    assert np.shares_memory(data.rows[0], x)
+    np.testing.assert_array_equal(data.rows[0], x)
+    np.testing.assert_array_equal(data.rows[1], y)
+    # out of order, with a gap, or from two arrays they must be copied, to a 64-byte boundary
+    for parts in (
+        {"a": x[5:12], "b": x[:5]},
+        {"a": x[:5], "b": x[6:12]},
+        {"a": x[:5].copy(), "b": x[5:12]},
+    ):
+        copied = FederatedData.from_arrays(parts).rows
+        assert not np.shares_memory(copied, x)
+        assert copied.ctypes.data % 64 == 0
+        np.testing.assert_array_equal(copied, np.concatenate(list(parts.values())))

@@ -13,7 +13,8 @@ import pytest
 
 import fald
 from fald import gaussian
-from fald.gradients import energy_fn
+from fald.client import Rows
+from fald.engines import inprocess
 from fald.noise import own_variance
 from helpers import START, deviations, draws, federation, linear_model, quadratics
 
@@ -133,12 +134,6 @@ def test_laws_of_mistaken_samplers_are_rejected(scheme, noise):
     assert min(found.values()) > LIMIT, found
 
 
-def without_share(model, total_rows):
-    """The energy ℓ^c instead of ℓ^c/p_c."""
-    right = energy_fn(model, 1.0)
-    return lambda theta, batch: right(theta, batch) * batch.count
-
-
 def realised(noise, share, weight):
     return own_variance("realised", share, weight)
 
@@ -172,7 +167,8 @@ def test_sampler_with_a_mistake_in_its_noise_is_rejected(mistake, monkeypatch):
 
 @pytest.mark.parametrize("scheme", ["full", "I"])
 def test_sampler_without_the_share_in_its_energy_is_rejected(scheme, monkeypatch):
-    monkeypatch.setattr(fald.client, "energy_fn", without_share)
+    # a client that takes its own rows for those of all clients has ℓ^c for its energy, not ℓ^c/p_c
+    monkeypatch.setattr(inprocess, "Rows", lambda flat, offset, size, total: Rows(flat, offset, size, size))
     sample = sampled(4, 4, model=dataclasses.replace(MODEL), participation=SCHEMES[scheme])
     assert largest(sample, expected(4, participation=SCHEMES[scheme])) > 2 * LIMIT
 

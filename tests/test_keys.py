@@ -33,7 +33,9 @@ def standard_normal_problems(z):
         "third": np.mean(z**3) / np.sqrt(15 / n),
         "fourth": (np.mean(z**4) - 3) / np.sqrt(96 / n),
     }
-    return [k for k, v in moments.items() if abs(v) > 4] + (["ks"] if stats.kstest(z, "norm").pvalue < 1e-4 else [])
+    return [k for k, v in moments.items() if abs(v) > 4] + (
+        ["ks"] if stats.kstest(z, "norm").pvalue < 1e-4 else []
+    )
 
 
 def test_normals_are_standard_normal():

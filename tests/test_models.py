@@ -325,21 +325,21 @@ NESTED = {
 }
 
 
+NESTED_SHAPES = {
+    "ends.left": (),
+    "ends.right": (4,),
+    "mean.0": (),
+    "mean.1.0": (2,),
+    "mean.1.1": (2, 3),
+    "scales.inner": (),
+    "scales.outer.0": (),
+}
+
+
 @pytest.mark.parametrize(
     ("position", "shapes"),
     [
-        (
-            NESTED,
-            {
-                "ends.left": (),
-                "ends.right": (4,),
-                "mean.0": (),
-                "mean.1.0": (2,),
-                "mean.1.1": (2, 3),
-                "scales.inner": (),
-                "scales.outer.0": (),
-            },
-        ),
+        (NESTED, NESTED_SHAPES),
         (Scales(jnp.array(1.0), (jnp.array(2.0),)), {"inner": (), "outer.0": ()}),
         (jnp.zeros(3), {"position": (3,)}),
         ([jnp.zeros(3), jnp.array(1.0)], {"position.0": (3,), "position.1": ()}),
@@ -347,14 +347,23 @@ NESTED = {
     ],
     ids=["nested", "named tuple", "array", "list", "slash"],
 )
-def test_any_pytree_is_a_position(position, shapes):
+def test_names_of_positions(position, shapes):
     model = square_model(position)
-    tree = sample(model, fald.FederatedData.from_arrays({"a": np.ones(3), "b": np.ones(1)}))
-    posterior = tree["posterior"]
-    assert {str(k): v.shape[2:] for k, v in posterior.data_vars.items()} == shapes
+    assert {k: np.shape(v) for k, v in model.report(position).items()} == shapes
     assert {n.split("[")[0] for n in model.parameter_names} == set(shapes)
     assert len(model.parameter_names) == model.dim == sum(int(np.prod(s)) for s in shapes.values())
+
+
+def test_any_pytree_runs():
+    model = square_model(NESTED)
+    tree = sample(model, fald.FederatedData.from_arrays({"a": np.ones(3), "b": np.ones(1)}))
+    assert {str(k): v.shape[2:] for k, v in tree["posterior"].data_vars.items()} == NESTED_SHAPES
     assert len(fald.diagnostics.ess(tree)) == model.dim
+    given = jax.tree.map(lambda leaf: leaf + 1.0, NESTED)
+    moved = sample(
+        model, fald.FederatedData.from_arrays({"a": np.ones(3), "b": np.ones(1)}), initial_position=given
+    )
+    assert moved["posterior"]["scales.outer.0"].values[0, 0] == pytest.approx(3.0, abs=0.5)
 
 
 def test_labels_reach_results_and_names():

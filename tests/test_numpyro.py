@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 from arviz_stats.base import array_stats
 
 import fald
@@ -164,9 +165,20 @@ def test_simplex_comes_back_in_its_own_space_and_predicts():
 
 def test_prediction_equals_the_built_in_one():
     model = from_numpyro(logistic, (X[0], BINARY[0]))
-    tree = run(model, (X, BINARY), step_size=5e-3, num_rounds=400, num_chains=4)
-    posterior = tree["posterior"]
-    logits = posterior["intercept"].values[..., None] + posterior["coefficient"].values @ X[:5].T
+    draws = RNG.normal(size=(2, 50, 3)).astype(np.float32)  # in the order of the flat position
+    coefficient, intercept = draws[..., :2], draws[..., 2]
+    tree = xr.DataTree.from_dict(
+        {
+            "posterior": xr.Dataset(
+                {
+                    "coefficient": (("chain", "draw", "coefficient_dim_0"), coefficient),
+                    "intercept": (("chain", "draw"), intercept),
+                }
+            ),
+            "unconstrained_posterior": xr.Dataset({"position": (("chain", "draw", "parameter"), draws)}),
+        }
+    )
+    logits = intercept[..., None] + coefficient @ X[:5].T
     expected = 1 / (1 + np.exp(-logits.reshape(-1, 5)))
     table = fald.predict(model, tree, X[:5], level=0.8)
     np.testing.assert_allclose(table["mean"], expected.mean(0), rtol=1e-4)

@@ -71,7 +71,9 @@ def demo(
 def run(
     study: Annotated[Path, typer.Argument(help="Study file (TOML).", show_default=False)],
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results.  [default: runs/STUDY]", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results.  [default: runs/STUDY]", show_default=False)
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     level: Level = 0.95,
     as_json: Json = False,
@@ -97,7 +99,8 @@ def diagnose(folder: Run, level: Level = 0.95, as_json: Json = False, strict: St
         print(json.dumps(commands.document(tree, level), indent=1))
     else:
         print(commands.text(tree, level))
-        print(f"\nDistance of each site from the average at the end of a round\n{tables.drift_text(diagnostics.client_drift(tree))}")
+        print("\nDistance of each site from the average at the end of a round")
+        print(tables.drift_text(diagnostics.client_drift(tree)))
     if strict:
         commands.require_clean(tree)
 
@@ -105,8 +108,12 @@ def diagnose(folder: Run, level: Level = 0.95, as_json: Json = False, strict: St
 @app.command()
 def predict(
     folder: Run,
-    data: Annotated[Path, typer.Argument(help="CSV or Parquet file with the study's features.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="Write CSV here instead of standard output.", show_default=False)] = None,
+    data: Annotated[
+        Path, typer.Argument(help="CSV or Parquet file with the study's features.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Write CSV here instead of standard output.", show_default=False)
+    ] = None,
     level: Level = 0.95,
     as_json: Json = False,
 ) -> None:
@@ -130,12 +137,18 @@ def predict(
 
 @app.command()
 def privacy(
-    study: Annotated[list[str] | None, typer.Argument(metavar="[calibrate] [STUDY]", show_default=False)] = None,
-    folder: Annotated[Path | None, typer.Option("--run", help="State the privacy of a run.", show_default=False)] = None,
+    study: Annotated[
+        list[str] | None, typer.Argument(metavar="[calibrate] [STUDY]", show_default=False)
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--run", help="State the privacy of a run.", show_default=False)
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Budget, for calibrate.", show_default=False)] = None,
     delta: Annotated[float | None, typer.Option(help="δ, if the study has none.", show_default=False)] = None,
     settings: Settings = None,
-    plot: Annotated[Path | None, typer.Option(help="Write ε against rounds (.html).", show_default=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write ε against rounds (.html).", show_default=False)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """State the differential privacy of a study or a run, or search settings within a budget.
@@ -152,7 +165,9 @@ def privacy(
     else:
         search = words[:1] == ["calibrate"]
         if len(words) != 1 + search:
-            raise ConfigError("a study file is needed", hint="fald privacy [calibrate] STUDY.toml, or --run DIR")
+            raise ConfigError(
+                "a study file is needed", hint="fald privacy [calibrate] STUDY.toml, or --run DIR"
+            )
         loaded = load_study(words[-1], settings or [])
         chosen = privacy_commands.choose_delta(loaded, delta)
         if search:
@@ -188,7 +203,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     _use_compilation_cache()
 
@@ -201,7 +218,9 @@ def _use_compilation_cache() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _finish(study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float) -> None:
+def _finish(
+    study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float
+) -> None:
     tree = commands.run_study(study, out, resume=resume, progress=not quiet)
     if as_json and not tree.attrs["point_estimate"]:
         print(json.dumps({**commands.document(tree, level), "folder": str(out)}, indent=1))

@@ -48,7 +48,9 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.Da
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"cannot make the folder {out}: {error.strerror}", hint="choose another with --out") from error
+        raise StorageError(
+            f"cannot make the folder {out}: {error.strerror}", hint="choose another with --out"
+        ) from error
     write_atomically(out / "study.json", json.dumps(study.as_settings(), indent=1).encode())
     try:
         tree = sample(
@@ -64,7 +66,8 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.Da
         partial = getattr(error, "tree", None)
         if partial is not None and not isinstance(error, StorageError):
             save(partial, out / "partial.nc")
-            error.hint += f"; {partial.sizes['draw'] if 'draw' in partial.sizes else partial['posterior'].sizes['draw']} draws per chain are kept in {out / 'partial.nc'}"
+            kept = partial.children["posterior"].sizes["draw"]
+            error.hint += f"; {kept} draws per chain are kept in {out / 'partial.nc'}"
         raise
     if study.title:
         tree.attrs["title"] = study.title
@@ -86,7 +89,9 @@ def forget_run(out: Path) -> None:
 def open_run(folder: Path) -> tuple[Study, xr.DataTree]:
     """The study and the draws of a run folder; unfinished runs give what they have kept."""
     if not folder.is_dir():
-        raise ConfigError(f"no such folder: {folder}", hint="give the folder of a run, the --out of 'fald run'")
+        raise ConfigError(
+            f"no such folder: {folder}", hint="give the folder of a run, the --out of 'fald run'"
+        )
     about = folder / "study.json"
     if not about.is_file():
         raise ConfigError(f"{folder} is not the folder of a run: it has no study.json")
@@ -120,16 +125,19 @@ def document(tree: xr.DataTree, level: float = 0.95) -> dict[str, Any]:
 
 def text(tree: xr.DataTree, level: float = 0.95) -> str:
     """A result as text for a terminal."""
-    sites = tree["constant_data"]
+    sites = tree.children["constant_data"].to_dataset()
     rows = int(sites["size"].sum())
-    sizes = ", ".join(f"{n} {s}" for n, s in zip(sites["client"].values, sites["size"].values) if len(sites["client"]) <= 8)
+    sizes = ", ".join(
+        f"{n} {s}" for n, s in zip(sites["client"].values, sites["size"].values) if len(sites["client"]) <= 8
+    )
     settings = settings_of(tree)
     chains = settings["num_chains"]
     title = tree.attrs.get("title") or f"{tree.attrs['model']} model"
+    many = f"{chains} chains" if chains > 1 else "1 chain"
     lines = [
         title,
         f"{len(sites['client'])} sites, {rows} rows{f' ({sizes})' if sizes else ''}; no rows were pooled",
-        f"{settings['num_rounds']:,} rounds of {settings['local_steps']} local steps, {chains} chain{'s' * (chains > 1)}",
+        f"{settings['num_rounds']:,} rounds of {settings['local_steps']} local steps, {many}",
         "",
     ]
     if tree.attrs["point_estimate"]:
@@ -141,7 +149,9 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
     lines += [f"warning: {c}" for c in diagnostics.verdict(tree)]
     lines.append(tables.BIAS_NOTE)
     if tree.attrs["pseudo_posterior"]:
-        lines.append("Gradients of rows were clipped: this is a pseudo-posterior, not that of the model as written.")
+        lines.append(
+            "Gradients of rows were clipped: this is a pseudo-posterior, not that of the model as written."
+        )
     if "privacy_statement" in tree.attrs:
         lines.append(tree.attrs["privacy_statement"].splitlines()[0])
     return "\n".join(lines)
@@ -151,7 +161,9 @@ def require_clean(tree: xr.DataTree) -> None:
     """Raise ``DiagnosticsError`` if the diagnostics object to the result."""
     complaints = diagnostics.verdict(tree)
     if complaints:
-        raise DiagnosticsError("; ".join(complaints), hint="run longer: more rounds, more chains, or a larger step")
+        raise DiagnosticsError(
+            "; ".join(complaints), hint="run longer: more rounds, more chains, or a larger step"
+        )
 
 
 def predict_table(folder: Path, table: Path, level: float) -> pd.DataFrame:
@@ -159,5 +171,5 @@ def predict_table(folder: Path, table: Path, level: float) -> pd.DataFrame:
     study, tree = open_run(folder)
     set_precision(study)
     features = study.read_features(table)
-    names = tree["posterior"]["feature"].values
+    names = tree.children["posterior"].to_dataset()["feature"].values
     return predict(study.build_model([str(n) for n in names]), tree, features, level=level)

@@ -23,8 +23,9 @@ ESS_LIMIT = 400
 
 def convergence(tree: xr.DataTree) -> dict[str, dict[str, float]]:
     """Per parameter: ``mcse``, ``ess_bulk``, ``ess_tail`` and ``r_hat``; NaN where too few draws exist."""
-    from arviz_stats.base import array_stats
+    from arviz_stats import base
 
+    array_stats: Any = base.array_stats  # pyright: ignore[reportPrivateImportUsage]
     out = {}
     for label, (_, draws) in draws_by_row(tree).items():
         draws = draws.astype(np.float64)
@@ -64,12 +65,13 @@ def client_drift(tree: xr.DataTree) -> pd.DataFrame:
     """
     import pandas as pd
 
-    stats, constant = tree["sample_stats"], tree["constant_data"]
+    stats: Any = tree["sample_stats"]
+    constant: Any = tree["constant_data"]
     who, weight, apart = (stats[k].values.ravel() for k in ("participant", "weight", "drift"))
     active = weight > 0
     names = [str(n) for n in constant["client"].values]
     groups = pd.DataFrame({"client": who[active], "drift": apart[active]}).groupby("client")["drift"]
-    table = groups.agg(["count", "mean", "max"]).reindex(range(len(names)))
+    table: Any = groups.agg(["count", "mean", "max"]).reindex(range(len(names)))
     return pd.DataFrame(
         {
             "rows": constant["size"].values,
@@ -129,7 +131,8 @@ def _matrix(sample: np.ndarray | dict[str, np.ndarray], labels: list[list[str]],
 
 def verdict(tree: xr.DataTree) -> list[str]:
     """What the diagnostics object to, in sentences; empty if nothing."""
-    rhats, sizes = rhat(tree), ess(tree)
+    rows = convergence(require_posterior(tree))
+    rhats, sizes = ({label: row[key] for label, row in rows.items()} for key in ("r_hat", "ess_bulk"))
     complaints = [
         _complaint(f"R-hat above {RHAT_LIMIT}", rhats, {k: v - RHAT_LIMIT for k, v in rhats.items()}),
         _complaint(

@@ -91,7 +91,7 @@ class StorageError(FaldError):
     exit_code = ExitCode.STORAGE
 
 
-class Interrupted(FaldError):
+class Interrupted(FaldError):  # noqa: N818 - it is no error of anybody's
     """The user stopped the run; ``tree`` holds the draws kept so far."""
 
     exit_code = ExitCode.INTERRUPTED

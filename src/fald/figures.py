@@ -43,7 +43,9 @@ def write_lines(
 
     path = Path(path)
     if path.suffix != ".html":
-        raise ConfigError(f"a figure is written as .html; got {path}", hint=f"use {path.with_suffix('.html')}")
+        raise ConfigError(
+            f"a figure is written as .html; got {path}", hint=f"use {path.with_suffix('.html')}"
+        )
     figure = go.Figure()
     for i, (name, (xs, ys)) in enumerate(series.items()):
         line = {"color": _COLOURS[i % len(_COLOURS)], "dash": _DASHES[i % len(_DASHES)], "width": 2.5}

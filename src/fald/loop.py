@@ -269,15 +269,17 @@ def _step_at(problem: Problem, round_number: int) -> float | None:
     if not callable(step_size):
         return step_size
     steps = np.unique(np.linspace(0, round_number * problem.method.local_steps - 1, 50).astype(int))
-    sizes = [float(step_size(jnp.asarray(k, jnp.int32))) for k in steps]
+    sizes = [float(np.asarray(step_size(jnp.asarray(k, jnp.int32)))) for k in steps]
     return max([s for s in sizes if np.isfinite(s)], default=None)
 
 
 def _worst_curvature(problem: Problem, start: jax.Array, client: int | None) -> tuple[int | None, float]:
     """The client of largest curvature at the start or near the mode, among some of them, and that value."""
     model, data = problem.model, problem.data
-    clients = np.linspace(0, data.num_clients - 1, min(data.num_clients, _CLIENTS_EXAMINED)).astype(int)
-    clients = sorted({*clients.tolist(), *([] if client is None else [client])})
+    if not getattr(problem.method, "shares_energy", True):
+        return None, 0.0  # a private client keeps numbers about its rows to itself
+    some = np.linspace(0, data.num_clients - 1, min(data.num_clients, _CLIENTS_EXAMINED))
+    clients = [int(c) for c in np.unique([*some.astype(int), *([] if client is None else [client])])]
     found = [
         largest_curvatures(model, data, clients, theta) for theta in (start, pooled_mode(model, data, start))
     ]

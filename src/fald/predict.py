@@ -26,7 +26,7 @@ def flat_positions(model: Model, tree: xr.DataTree) -> np.ndarray:
     DataError
         If the result has other parameters or features than the model.
     """
-    posterior = tree["posterior"]
+    posterior: Any = tree["posterior"]
     for name, value in jax.eval_shape(model.report, model.initial_position).items():
         if name not in posterior.data_vars:
             raise _other_model(tree, f"the result has no variable {name!r}")
@@ -39,7 +39,8 @@ def flat_positions(model: Model, tree: xr.DataTree) -> np.ndarray:
             ]:
                 raise _other_model(tree, f"the result has other labels of {dim!r}, or in another order")
     if model.constrain_fn is not None:
-        arrays = [tree["unconstrained_posterior"]["position"].values]
+        unconstrained: Any = tree["unconstrained_posterior"]
+        arrays = [unconstrained["position"].values]
         if arrays[0].shape[-1] != model.dim:
             raise _other_model(
                 tree, f"the result has {arrays[0].shape[-1]} parameters, the model {model.dim}"

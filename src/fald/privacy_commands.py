@@ -47,7 +47,8 @@ def choose_delta(study: Study, delta: float | None) -> float:
         return delta
     if study.privacy is None:
         raise ConfigError(
-            "delta is needed: the study has no privacy section", hint="add --delta 1e-5, or a [privacy] section"
+            "delta is needed: the study has no privacy section",
+            hint="add --delta 1e-5, or a [privacy] section",
         )
     return study.privacy.delta
 
@@ -67,9 +68,7 @@ def study_document(study: Study, delta: float) -> dict[str, Any]:
         "epsilon_rdp": account(settings, delta=delta, method="rdp").worst,
         "epsilon_published_bound": _paper(settings, delta),
         "max_epsilon": budget,
-        "rounds_within_budget": None
-        if budget is None
-        else Ledger(settings, delta=delta).max_rounds(budget),
+        "rounds_within_budget": None if budget is None else Ledger(settings, delta=delta).max_rounds(budget),
     }
 
 
@@ -87,6 +86,7 @@ def study_text(document: dict[str, Any]) -> str:
         for c in document["clients"]
     ]
     bound = document["epsilon_published_bound"]
+    published = bound if isinstance(bound, str) else f"ε = {number(bound)}"
     lines = [
         document["text"],
         "",
@@ -94,7 +94,7 @@ def study_text(document: dict[str, Any]) -> str:
         "",
         f"tight (privacy loss distributions)  ε = {_value(document['epsilon'])}",
         f"Rényi divergences                   ε = {_value(document['epsilon_rdp'])}",
-        f"published bound, corrected          {'ε = ' + number(bound) if not isinstance(bound, str) else bound}",
+        f"published bound, corrected          {published}",
     ]
     if document["rounds_within_budget"] is not None:
         rounds, asked = document["rounds_within_budget"], document["settings"]["num_rounds"]
@@ -160,7 +160,9 @@ def calibrate_document(study: Study, budget: Budget) -> dict[str, Any]:
     return {
         "epsilon": budget.epsilon,
         "delta": budget.delta,
-        "now": account(settings, delta=budget.delta).to_dict()["epsilon"] if settings.correlation < 1 else "infinite",
+        "now": account(settings, delta=budget.delta).to_dict()["epsilon"]
+        if settings.correlation < 1
+        else "infinite",
         "largest": found,
         "front": front,
     }

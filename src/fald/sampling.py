@@ -231,7 +231,9 @@ def _density_probe(model: Model, data: FederatedData) -> list[str]:
     The examples are made up, so that nothing of the rows gets into a file.
     """
     theta = model.flat_initial_position + 0.1 * jnp.cos(jnp.arange(model.dim))
-    examples = [jax.tree.map(lambda a, v=v: jnp.full(a.shape[1:], v, a.dtype), data.rows) for v in (0, 1)]
+    examples = [
+        jax.tree.map(lambda a, v=v: jnp.asarray(np.full(a.shape[1:], v, a.dtype)), data.rows) for v in (0, 1)
+    ]
     loglikelihood = jax.jit(model.flat_loglikelihood)
     return _digits([model.flat_logprior(theta), *[loglikelihood(theta, example) for example in examples]])
 

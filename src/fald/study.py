@@ -107,7 +107,9 @@ class SamplerSection(_Section):
     @model_validator(mode="after")
     def _participants(self):
         if (self.participation == "full") != (self.num_participants is None):
-            raise ValueError("'num-participants' is needed for, and only for, participation other than \"full\"")
+            raise ValueError(
+                "'num-participants' is needed for, and only for, participation other than \"full\""
+            )
         return self
 
     def arguments(self) -> dict[str, Any]:
@@ -117,7 +119,9 @@ class SamplerSection(_Section):
             if isinstance(self.step_size, Decay)
             else self.step_size
         )
-        plain = "num_rounds local_steps temperature correlation noise batch_size clip_norm num_chains num_warmup "
+        plain = (
+            "num_rounds local_steps temperature correlation noise batch_size clip_norm num_chains num_warmup "
+        )
         plain += "thinning"
         return {
             **{name: getattr(self, name) for name in plain.split()},
@@ -250,7 +254,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     key = key.strip()
     if not separator or not key:
-        raise ConfigError(f"--set needs key=value; got {override!r}", hint="for example --set sampler.step-size=1e-4")
+        raise ConfigError(
+            f"--set needs key=value; got {override!r}", hint="for example --set sampler.step-size=1e-4"
+        )
     if "." not in key and key != "title":
         homes = [k for k in _known_keys() if k.endswith(f".{key}")]
         if len(homes) != 1:
@@ -275,19 +281,26 @@ def _unknown(key: str, where: str) -> ConfigError:
     near = difflib.get_close_matches(key, known, 1, 0.5)
     near = near or [short[k] for k in difflib.get_close_matches(key.rsplit(".", 1)[-1], short, 1, 0.5)]
     return ConfigError(
-        f"unknown key {key!r} ({where})", hint=f"did you mean {near[0]!r}?" if near else "see 'fald new' for all keys"
+        f"unknown key {key!r} ({where})",
+        hint=f"did you mean {near[0]!r}?" if near else "see 'fald new' for all keys",
     )
 
 
 def _explain(error: ValidationError, where: str) -> ConfigError:
     first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
     # a union reports each of its members; the path then ends in a type's name instead of a key
-    parts = [str(p) for p in first["loc"] if not (isinstance(p, str) and (p[:1].isupper() or "[" in p or p == "float"))]
+    parts = [
+        str(p)
+        for p in first["loc"]
+        if not (isinstance(p, str) and (p[:1].isupper() or "[" in p or p == "float"))
+    ]
     key = ".".join(parts)
     if first["type"] == "extra_forbidden":
         return _unknown(key, where)
     if first["type"] == "missing":
-        return ConfigError(f"{key} is missing ({where})", hint="'fald new' shows every key with an explanation")
+        return ConfigError(
+            f"{key} is missing ({where})", hint="'fald new' shows every key with an explanation"
+        )
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     got = "" if isinstance(first["input"], dict) else f"; got {first['input']!r}"

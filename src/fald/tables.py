@@ -15,7 +15,7 @@ BIAS_NOTE = (
 )
 
 
-def number(value: float) -> str:
+def number(value: Any) -> str:
     """Three significant digits, without exponents where they are short enough to read."""
     if not np.isfinite(value):
         return "-"
@@ -71,7 +71,14 @@ def summary_text(frame: pd.DataFrame) -> str:
 def drift_text(frame: pd.DataFrame) -> str:
     """The table of sites."""
     rows = [
-        [str(name), f"{r['rows']:.0f}", f"{r['share']:.3f}", f"{r['took_part']:.0f}", number(r["mean_drift"]), number(r["max_drift"])]
+        [
+            str(name),
+            f"{r['rows']:.0f}",
+            f"{r['share']:.3f}",
+            f"{r['took_part']:.0f}",
+            number(r["mean_drift"]),
+            number(r["max_drift"]),
+        ]
         for name, r in frame.iterrows()
     ]
     return align(["site", "rows", "share", "draws with it", "mean drift", "largest drift"], rows)

@@ -136,7 +136,9 @@ def test_a_result_can_be_accounted_for_again():
     privacy = Protection(delta=1e-4)
     schedule = fald.paper_decay(5000.0, 10.0)
     for change in ({}, {"step_size": schedule}, {"participation": fald.with_replacement(2), "num_chains": 2}):
-        tree = fald.sample(0, LOGISTIC, data, num_rounds=10, num_warmup=4, privacy=privacy, **{**RUN, **change})
+        tree = fald.sample(
+            0, LOGISTIC, data, num_rounds=10, num_warmup=4, privacy=privacy, **{**RUN, **change}
+        )
         stated = json.loads(tree.attrs["privacy"])["epsilon"]
         assert account(tree, delta=1e-4).worst == pytest.approx(stated, rel=1e-3)
     assert account(tree, delta=1e-4, method="rdp").worst > stated
@@ -222,9 +224,7 @@ def final_positions(canary, seed, **change):
     rows = np.concatenate([[canary], np.full(9, 0.2)])
     data = fald.FederatedData.from_arrays({"only": rows})
     settings = {**AUDIT, **change}
-    tree = fald.sample(
-        seed, SLOPE, data, **settings, num_chains=RUNS, num_warmup=2, progress=False
-    )
+    tree = fald.sample(seed, SLOPE, data, **settings, num_chains=RUNS, num_warmup=2, progress=False)
     return flat_positions(SLOPE, tree)[:, 0].astype(float)
 
 
@@ -246,9 +246,7 @@ def empirical_epsilon(one, other):
 
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_an_attack_stays_below_the_stated_epsilon_and_breaks_weak_noise(batch_size):
-    stated = account(
-        RunSettings(sizes=[10], batch_size=batch_size, **AUDIT), delta=DELTA
-    ).worst
+    stated = account(RunSettings(sizes=[10], batch_size=batch_size, **AUDIT), delta=DELTA).worst
     canaries = (100.0, -100.0)
     honest = [final_positions(c, seed, batch_size=batch_size) for seed, c in enumerate(canaries)]
     found = empirical_epsilon(*honest)

@@ -275,10 +275,12 @@ def _compile(
 
         def update(prepared, keys, client, weight, message, memory):
             rows, whole = prepared
+            public, secret = keys
             view = local(
                 model,
                 rows,
-                *keys,
+                public,
+                secret,
                 client,
                 weight,
                 round_index,

@@ -126,10 +126,10 @@ def from_numpyro(model: Callable[..., Any], example: Example, *, predict_site: s
         seeded = handlers.seed(model, jax.random.key(0))
         substituted = handlers.substitute(seeded, data=constrain_fn(position))
         trace = handlers.trace(substituted).get_trace(*as_arguments(batch(x)), None)
-        outcome = trace[predict_site or next(iter(observed))]["fn"]
-        base = outcome.base_dist if isinstance(outcome, distributions.ExpandedDistribution) else outcome
+        outcome: Any = trace[predict_site or next(iter(observed))]["fn"]
+        base: Any = outcome.base_dist if isinstance(outcome, distributions.ExpandedDistribution) else outcome
         if isinstance(base, distributions.CategoricalProbs | distributions.CategoricalLogits):
-            return base.probs[0]
+            return jnp.asarray(base.probs)[0]
         return outcome.mean[0]
 
     try:

@@ -1,5 +1,6 @@
 """Planning a run: the errors a setting will have, and the setting that needs the fewest rounds."""
 
+from fald.planner.front import FrontPoint, pareto, privacy_loss
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
 from fald.planner.predict import (
     Guarantee,
@@ -17,6 +18,7 @@ __all__ = [
     "LOCAL_STEPS",
     "Candidate",
     "Chain",
+    "FrontPoint",
     "Goal",
     "Guarantee",
     "Plan",
@@ -29,8 +31,10 @@ __all__ = [
     "errors_without",
     "fewest_rounds",
     "guarantee",
+    "pareto",
     "plan",
     "predict",
+    "privacy_loss",
     "rounds_to",
     "trajectory",
 ]

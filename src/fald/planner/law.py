@@ -164,16 +164,22 @@ class Problem:
 
     @cached_property
     def spectrum(self) -> tuple[Array, Array, Array]:
-        """Eigenvalues (N, d) and eigenvectors (N, d, d) of the H_c, and the centres (N, d) of the models."""
+        """Eigenvalues (N, d) and eigenvectors (N, d, d) of the H_c, and the centres (N, d) in that basis."""
         basis = np.linalg.eigh(self.hessians)[1] if self.directions is None else self.directions
-        values = np.einsum("cpk,cpq,cqk->ck", basis, self.hessians, basis, optimize=True)
+        values = np.einsum("cpk,cpk->ck", self.hessians @ basis, basis)
         along = np.einsum("cpk,cp->ck", basis, self.gradients)
         floor = 1e-9 * np.abs(values).max(1, keepdims=True)
         flat, pulled = np.abs(values) < floor, np.abs(along) > 1e-9 * np.abs(along).max(1, keepdims=True)
         # a linear energy has no centre; a curvature too small to matter gives it one far away
         values = np.where(flat & pulled, floor, values)
         away = np.where(flat & ~pulled, 0.0, along / np.where(values == 0, 1.0, values))
-        return values, basis, -np.einsum("cpk,ck->cp", basis, away)
+        return values, basis, -away
+
+    @cached_property
+    def bends(self) -> Array:
+        """(N, d, d) component l of ∇(q_kᵀ∇²f^c q_k) in the basis, at [c, l, k]."""
+        assert self.skews is not None
+        return self.spectrum[1].transpose(0, 2, 1) @ self.skews.transpose(0, 2, 1)
 
     @cached_property
     def precision(self) -> Array:
@@ -267,6 +273,21 @@ class Chain(NamedTuple):
         return np.maximum(1 + 2 * lagged / self._variances(C), 1.0)
 
 
+class _Rounds(NamedTuple):
+    """What a setting does at each client, in the eigenbasis of its H_c.
+
+    ``left`` (N, d, K) are the powers (1−ηλ)^j, ``gain`` (N, d) is 1 − (1−ηλ)^K, ``heat`` (N, d) is
+    Σ_j η(1−ηλ)^{2j}. ``chance``, ``spread`` and ``own`` describe the participation as in ``fald.gaussian``.
+    """
+
+    left: Array
+    gain: Array
+    heat: Array
+    chance: Array
+    spread: float
+    own: Array
+
+
 def chain(problem: Problem, setting: Setting) -> Chain:
     """Law of the chain with these settings.
 
@@ -274,9 +295,15 @@ def chain(problem: Problem, setting: Setting) -> Chain:
     ------
     ConfigError
         If a setting is out of its range, or a round does not contract.
+
+    Examples
+    --------
+    >>> problem = Problem.from_gaussian([[[1.0]], [[3.0]]], [[0.0], [1.0]], [0.5, 0.5])
+    >>> law = chain(problem, Setting(local_steps=2, step_size=0.1))
+    >>> law.stationary.covariance.round(4), law.posterior.covariance.round(4)
+    (array([[0.5714]]), array([[0.5]]))
     """
     s = setting
-    values, basis, centers = problem.spectrum
     for name, value, holds in (
         ("local-steps", s.local_steps, s.local_steps >= 1 and s.local_steps == int(s.local_steps)),
         ("step-size", s.step_size, 0 < s.step_size < math.inf),
@@ -285,55 +312,111 @@ def chain(problem: Problem, setting: Setting) -> Chain:
     ):
         if not holds:
             raise ConfigError(f"{name} is out of its range; got {value!r}")
-    drawn = gaussian._drawn(problem.weights, s.participation, s.noise)
-    federation = gaussian._Federation(
-        values, basis, centers, *drawn, float(s.temperature), float(s.correlation)
-    )
-    q, f = federation.chance, federation.spread
-    with np.errstate(over="ignore", invalid="ignore"):
-        composed = federation.round(np.full(int(s.local_steps), float(s.step_size)))
-        average = np.tensordot(q, composed.gain, 1)
+    values, basis, centers = problem.spectrum
+    rounds = _rounds(values, s, gaussian._drawn(problem.weights, s.participation, s.noise))
+    q, f, rho2 = rounds.chance, rounds.spread, s.correlation**2
+    average = _mixed(basis, q[:, None] * rounds.gain)
     if not np.isfinite(average).all():
         raise gaussian._not_contracting(math.inf)
     rates, turn = np.linalg.eigh(average)
     if rates[0] <= len(rates) * np.finfo(float).eps * rates[-1] or rates[-1] >= 2:
         raise gaussian._not_contracting(float(np.max((1 - rates) ** 2)))
-    mean = turn @ ((turn.T @ (q @ composed.pull)) / rates)
-    apart = federation.deviations(composed, mean)
-    added = composed.noise + f * (apart.T @ apart) + _batch_noise(problem, federation, s)
-    covariance = _fixed_covariance(average, rates, turn, composed.gain, q, f, added)
     posterior = s.temperature * np.linalg.inv(problem.precision)
+    pull = _turned(basis, rounds.gain * centers)
+    mean = turn @ ((turn.T @ (q @ pull)) / rates)
+    per_client = f * rho2 * q + (1 - rho2) * rounds.own
+    added = 2 * s.temperature * _mixed(basis, per_client[:, None] * rounds.heat)
+    if rho2 > 0 and f < 1:
+        added += 2 * s.temperature * s.step_size * (1 - f) * rho2 * _shared(basis, rounds)
+    if s.batch_size is not None and problem.scatters is not None and problem.sizes is not None:
+        added += _batch_noise(problem.scatters, problem.sizes, s, basis, rounds)
+    if f > 0:
+        moved = pull - _turned(basis, rounds.gain * _turned(basis.transpose(0, 2, 1), mean))
+        apart = np.sqrt(q)[:, None] * (moved - q @ moved)
+        added += f * (apart.T @ apart)
+    covariance = _fixed_covariance(turn.T @ added @ turn, rates, turn.T @ basis if f > 0 else basis, rounds)
     if problem.skews is not None:
-        pull = _bend(problem, federation, s, turn @ covariance @ turn.T, posterior)
-        mean = mean + turn @ ((turn.T @ (q @ pull)) / rates)
+        bent = _bend(problem, s, rounds, turn @ covariance @ turn.T, posterior)
+        mean = mean + turn @ ((turn.T @ (q @ bent)) / rates)
     goal = Law(np.zeros(len(mean)), turn.T @ posterior @ turn)
     return Chain(Law(turn.T @ mean, covariance), goal, turn.T @ problem.start, rates, turn)
 
 
-def _fixed_covariance(average, rates, turn, gain, q, f: float, added: Array) -> Array:
-    """Solve ḠC + CḠ − (1−f)ḠCḠ − f Σ_c q_c G_c C G_c = added, in the eigenbasis of Ḡ.
+def _rounds(values: Array, s: Setting, drawn: tuple[Array, float, Array]) -> _Rounds:
+    left = np.ones((*values.shape, int(s.local_steps)))
+    left[:, :, 1:] = (1 - s.step_size * values)[:, :, None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.cumprod(left, axis=-1, out=left)
+        sums = s.step_size * np.sum(left, -1), s.step_size * np.einsum("ckj,ckj->ck", left, left)
+        return _Rounds(left, values * sums[0], sums[1], *drawn)
+
+
+def _mixed(basis: Array, diagonal: Array) -> Array:
+    """Σ_c Q_c diag_c Q_cᵀ; in small products, which do not wait for other threads."""
+    return np.sum((basis * diagonal[:, None, :]) @ basis.transpose(0, 2, 1), axis=0)
+
+
+def _turned(basis: Array, vectors: Array) -> Array:
+    """Q_c v_c for every client; one vector serves all."""
+    return np.squeeze(basis @ vectors[..., None], -1)
+
+
+def _shared(basis: Array, rounds: _Rounds) -> Array:
+    """Σ_j M_j M_jᵀ with M_j = Σ_c q_c (I−ηH_c)^j.
+
+    M_j is smooth in j, so it is computed at Chebyshev nodes, more of them the more it decays over a round,
+    and interpolated; where that would take as many as there are steps, at every step.
+    """
+    steps = rounds.left.shape[-1]
+    fastest = float(rounds.left[:, :, min(1, steps - 1)].min())
+    decay = -steps * math.log(fastest) if 0 < fastest < 1 else (0.0 if fastest >= 1 else math.inf)
+    count = steps if math.isinf(decay) else min(steps, 8 + int(4 * math.sqrt(decay)))
+    if count == steps:
+        powers, weights = rounds.left, np.eye(steps)
+    else:
+        nodes = np.round((steps - 1) * (1 - np.cos(np.pi * np.arange(count) / (count - 1))) / 2).astype(int)
+        nodes = np.unique(nodes)
+        place = 2 * np.arange(steps) / (steps - 1) - 1
+        polynomials = np.polynomial.chebyshev.chebvander(place, len(nodes) - 1)
+        lagrange = np.linalg.solve(polynomials[nodes].T, polynomials.T)
+        powers, weights = rounds.left[:, :, nodes], lagrange @ lagrange.T
+    mixed = np.stack([_mixed(basis, rounds.chance[:, None] * power) for power in np.moveaxis(powers, -1, 0)])
+    return np.tensordot(np.tensordot(weights, mixed, 1), mixed, ((0, 2), (0, 2)))
+
+
+def _batch_noise(scatters: Array, sizes: Array, s: Setting, basis: Array, rounds: _Rounds) -> Array:
+    """Covariance that the gradient noise of batches at the mode adds to the average in a round."""
+    assert s.batch_size is not None
+    scale = sizes.sum() ** 2 / s.batch_size * np.maximum(1 - s.batch_size / sizes, 0)
+    turned = basis.transpose(0, 2, 1) @ scatters @ basis * scale[:, None, None]
+    own = turned * s.step_size**2 * (rounds.left @ rounds.left.transpose(0, 2, 1))
+    q, f = rounds.chance, rounds.spread
+    return np.tensordot((1 - f) * q**2 + f * q, basis @ own @ basis.transpose(0, 2, 1), 1)
+
+
+def _fixed_covariance(added: Array, rates: Array, basis: Array, rounds: _Rounds) -> Array:
+    """Solve ḠC + CḠ − (1−f)ḠCḠ − f Σ_c q_c G_c C G_c = added, all in the eigenbasis of Ḡ.
 
     Drawn devices: by conjugate gradients preconditioned with the solution for f = 0. The operator is
     symmetric, and positive definite exactly when a round contracts.
     """
     pairs = rates[:, None] + rates - rates[:, None] * rates
-    goal = turn.T @ added @ turn
-    solution = goal / pairs
+    solution = added / pairs
+    f = rounds.spread
     if f == 0:
         return solution
-    d = len(rates)
-    gain = turn.T @ gain @ turn
-    row = (q[:, None, None] * gain).transpose(1, 0, 2).reshape(d, -1)
+    gain = (basis * rounds.gain[:, None, :]) @ basis.transpose(0, 2, 1)
+    weighed = rounds.chance[:, None, None] * gain
 
     def apply(C: Array) -> Array:
-        both = row @ (C @ gain).reshape(-1, d)
-        return (rates[:, None] + rates - (1 - f) * rates[:, None] * rates) * C - f * (both + both.T) / 2
+        both = np.sum(weighed @ (C @ gain), axis=0)
+        return (pairs + f * rates[:, None] * rates) * C - f * (both + both.T) / 2
 
-    residual = goal - apply(solution)
+    residual = added - apply(solution)
     step = fresh = residual / pairs
     size = float(np.sum(residual * fresh))
     for _ in range(500):
-        if size <= 1e-20 * float(np.sum(goal * solution)):
+        if size <= 1e-16 * float(np.sum(added * solution)):
             return solution
         image = apply(step)
         curvature = float(np.sum(step * image))
@@ -347,40 +430,19 @@ def _fixed_covariance(average, rates, turn, gain, q, f: float, added: Array) -> 
     raise gaussian._not_contracting(1.0)
 
 
-def _batch_noise(problem: Problem, federation: gaussian._Federation, s: Setting) -> Array | float:
-    """Covariance that the gradient noise of batches at the mode adds to the average in a round."""
-    if s.batch_size is None or problem.scatters is None or problem.sizes is None:
-        return 0.0
-    values, basis = federation.eigenvalues, federation.eigenvectors
-    n_c = problem.sizes
-    scale = n_c.sum() ** 2 / s.batch_size * np.maximum(1 - s.batch_size / n_c, 0)
-    turned = basis.transpose(0, 2, 1) @ problem.scatters @ basis * scale[:, None, None]
-    left = 1 - s.step_size * values
-    product = left[:, :, None] * left[:, None, :]
-    same = np.abs(1 - product) < 1e-12
-    total = np.where(same, s.local_steps, (1 - product**s.local_steps) / np.where(same, 1.0, 1 - product))
-    own = basis @ (turned * s.step_size**2 * total) @ basis.transpose(0, 2, 1)
-    q, f = federation.chance, federation.spread
-    return np.tensordot((1 - f) * q**2 + f * q, own, 1)
-
-
-def _bend(problem: Problem, federation: gaussian._Federation, s: Setting, covariance, posterior) -> Array:
+def _bend(problem: Problem, s: Setting, rounds: _Rounds, covariance: Array, posterior: Array) -> Array:
     """(N, d) third-order pull on each client: see the module."""
     assert problem.skews is not None
-    values, basis = federation.eigenvalues, federation.eigenvectors
-    left = (1 - s.step_size * values)[:, :, None] ** np.arange(s.local_steps)
-    squares = np.cumsum(left**2, -1) - left**2
+    _, basis, _ = problem.spectrum
     own, S = 1 / problem.weights, s.participation.num_participants or 1
+    # E[w_c v_c]/q_c, how hot a client is when it takes part
     if s.noise == "realised" and s.participation.scheme == "with-replacement":
         own = (1 - (1 - problem.weights) ** S) / problem.weights
     elif s.noise == "realised" and s.participation.scheme == "without-replacement":
         own = np.full(len(problem.weights), float(S))
     heat = 2 * s.step_size * s.temperature * ((1 - s.correlation**2) * own + s.correlation**2)
-    inside, wanted = (
-        np.einsum("cpk,pq,cqk->ck", basis, C, basis, optimize=True)[:, :, None]
-        for C in (covariance, posterior)
-    )
-    hotter = inside * left**2 + heat[:, None, None] * squares - wanted
-    weights = s.step_size * left[:, :, ::-1] @ hotter.transpose(0, 2, 1)
-    bends = basis.transpose(0, 2, 1) @ problem.skews.transpose(0, 2, 1)
-    return np.einsum("cpl,cl->cp", basis, -0.5 * np.sum(weights * bends, -1))
+    inside, wanted = (np.einsum("cpk,cpk->ck", C @ basis, basis)[:, :, None] for C in (covariance, posterior))
+    squares = rounds.left**2
+    hotter = inside * squares + heat[:, None, None] * (np.cumsum(squares, -1) - squares) - wanted
+    weights = s.step_size * rounds.left[:, :, ::-1] @ hotter.transpose(0, 2, 1)
+    return _turned(basis, -0.5 * np.sum(weights * problem.bends, -1))

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from fald.data import FederatedData
@@ -25,7 +24,8 @@ from fald.planner.predict import Guarantee, Prediction, errors_at, errors_withou
 from fald.prepare import prepare
 
 LOCAL_STEPS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80)
-_SPAN = 16  # powers of four below the largest step size
+_TOO_SLOW = 1e9
+_SPAN = 20  # powers of four below the first guess
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +164,9 @@ def best_accuracy(
 
     def cost(law: Chain) -> float:
         warmup, _ = spare(law)
-        return math.inf if warmup < 0 else max(law.excess(warmup, goal), law.excess(math.inf, goal))
+        if warmup < 0:
+            return _TOO_SLOW * (1 - warmup / num_rounds)  # larger steps mix faster
+        return max(law.excess(warmup, goal), law.excess(math.inf, goal))
 
     def shape(law: Chain) -> tuple[int, int, int] | None:
         warmup, thinning = spare(law)
@@ -241,7 +243,7 @@ def _draws(law: Chain, goal: Goal) -> tuple[int, int]:
 
 
 def _search(problem, goal: Goal, local_steps, fixed, cost, shape, merit) -> Plan | None:
-    candidates = []
+    candidates, guess = [], problem.largest_step / 4
     for K in local_steps:
         like = Setting(int(K), problem.largest_step, **fixed)
 
@@ -252,9 +254,10 @@ def _search(problem, goal: Goal, local_steps, fixed, cost, shape, merit) -> Plan
                 return math.inf
 
         chain_possible(problem, like)
-        step = _down(_least(judged, problem.largest_step))
+        step = _down(_least(judged, guess / int(K), problem.largest_step))
         setting = replace(like, step_size=step)
         law = chain(problem, setting) if math.isfinite(judged(step)) else None
+        guess = guess if law is None else step * int(K)  # K·η changes little with K
         form = None if law is None else shape(law)
         if law is None or form is None:
             candidates.append(
@@ -283,26 +286,34 @@ def chain_possible(problem: Problem, like: Setting) -> None:
     chain(problem, replace(like, local_steps=1, step_size=1e-3 * problem.largest_step))
 
 
-def _least(cost: Callable[[float], float], high: float) -> float:
-    """Argument ≤ ``high`` of least cost, for costs with one valley on the logarithmic scale."""
-    steps, costs = [], []
-    for i in range(_SPAN):
-        steps.append(high / 4.0**i)
-        costs.append(cost(steps[-1]))
-        if len(costs) > 2 and math.isfinite(costs[-3]) and costs[-3] <= min(costs[-2:]):
+def _least(cost: Callable[[float], float], guess: float, high: float) -> float:
+    """Argument ≤ ``high`` of least cost, for costs with one valley on the logarithmic scale.
+
+    Above the valley a cost may be infinite: there the goal is out of reach.
+    """
+    seen: dict[float, float] = {}
+
+    def look(x: float) -> float:
+        if x not in seen:
+            seen[x] = cost(math.exp(x))
+        return seen[x]
+
+    top, here, step = math.log(high), math.log(min(guess, high)), math.log(2)
+    for _ in range(_SPAN):
+        if math.isfinite(look(here)):
             break
-    best = int(np.argmin(costs))
-    low, top = math.log(steps[best] / 4), math.log(min(high, steps[best] * 4))
-    ratio = (math.sqrt(5) - 1) / 2
-    inner = {x: cost(math.exp(x)) for x in (top - ratio * (top - low), low + ratio * (top - low))}
-    seen = {math.log(s): c for s, c in zip(steps, costs)} | inner
-    for _ in range(9):
-        left, right = sorted(inner)
-        # where both are infinite the valley lies below
-        low, top = (low, right) if inner[left] <= inner[right] else (left, top)
-        inner = {x: inner[x] for x in (left, right) if low < x < top}
-        fresh = low + top - next(iter(inner))
-        inner[fresh] = seen[fresh] = cost(math.exp(fresh))
+        here -= 2 * step
+    while here < top and look(min(here + step, top)) < look(here):
+        here = min(here + step, top)
+    while look(here - step) < look(here):
+        here -= step
+    low, top, ratio = here - step, min(here + step, top), (math.sqrt(5) - 1) / 2
+    left, right = top - ratio * (top - low), low + ratio * (top - low)
+    for _ in range(7):
+        if look(left) <= look(right):
+            top, left, right = right, right - ratio * (right - low), left
+        else:
+            low, left, right = left, right, left + ratio * (top - left)
     return math.exp(min(seen, key=lambda x: seen[x]))
 
 

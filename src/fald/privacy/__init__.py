@@ -7,8 +7,8 @@
 
 from fald.privacy.accountant import Ledger, account
 from fald.privacy.calibration import Budget, Calibration, FrontPoint, calibrate, pareto_front
-from fald.privacy.guard import Guard, Protection
 from fald.privacy.events import Presence, StepNoise, step_noise
+from fald.privacy.guard import Guard, Protection
 from fald.privacy.paper import PaperBound, paper_bound
 from fald.privacy.pld import step_profile
 from fald.privacy.report import PrivacyReport

@@ -87,7 +87,7 @@ def settings_of_run(
             f"there is no privacy accounting for the method {problem.method.name!r}", hint="use FA-LD"
         )
     steps = num_rounds * int(method["local_steps"])
-    step_size: Any = vars(problem.method)["step_size"]
+    step_size: Any = getattr(problem.method, "step_size", None)
     if callable(step_size):
         schedule = np.array([float(step_size(k)) for k in range(steps)])
         step_size = np.append(schedule, np.full(lost_rounds * int(method["local_steps"]), schedule.max()))
@@ -143,8 +143,8 @@ class Guard:
             if within < 1:
                 first = self.ledger.worst(min(1 + lost_rounds, settings.num_rounds))
                 raise PrivacyError(
-                    f"the budget of ε = {protection.max_epsilon:g} does not allow one more round, after which "
-                    f"ε would be {first:.3g}",
+                    f"the budget of ε = {protection.max_epsilon:g} does not allow one more round, "
+                    f"after which ε would be {first:.3g}",
                     hint="use fewer chains, a smaller step size, a lower correlation or a larger budget; "
                     "'fald privacy calibrate' searches",
                 )

@@ -30,9 +30,20 @@ class Method(Protocol):
     compilation. Inside, functions read numbers only from the ``hyper`` argument.
     """
 
-    name: str
-    local_steps: int
-    batch_size: int | None
+    @property
+    def name(self) -> str:
+        """What results call the method."""
+        ...
+
+    @property
+    def local_steps(self) -> int:
+        """Steps a client takes per round."""
+        ...
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows per stochastic gradient; None: all."""
+        ...
 
     @property
     def point_estimate(self) -> bool:
