@@ -89,6 +89,10 @@ def run_on_a_full_disk(path):
         print(json.dumps([str(error), int(error.exit_code), error.tree["posterior"].sizes["draw"]]))
 
 
+# a process that is killed or short of disk would leave half an entry in the cache of compiled programs
+NO_SHARED_CACHE = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+
+
 def start_python(call, path):
     code = f"import sys; sys.path.insert(0, sys.argv[1]); import test_checkpoint as t; t.{call}(sys.argv[2])"
     return subprocess.Popen(
@@ -96,6 +100,7 @@ def start_python(call, path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, **NO_SHARED_CACHE},
     )
 
 
@@ -191,7 +196,7 @@ def test_ctrl_c_ends_in_interrupted_and_resumes(tmp_path):
     message, exit_code, draws = json.loads(out)
     assert "interrupted after round" in message
     assert exit_code == 130
-    assert draws == saved_round(tmp_path) - SETTINGS["num_warmup"]
+    assert draws >= saved_round(tmp_path) - SETTINGS["num_warmup"] >= 20
     xr.testing.assert_identical(run(tmp_path, num_rounds=400), run(num_rounds=400))
 
 

@@ -309,3 +309,42 @@ def test_help_fits_a_screen_and_shows_an_example(tmp_path):
 
 def test_version(tmp_path):
     assert run("--version", cwd=tmp_path).strip() == f"fald {fald.__version__}"
+
+
+PRIVATE = STUDY.replace("num-chains = 4", "num-chains = 1\nclip-norm = 1.0").replace("2e-3", "1e-5")
+PRIVATE += "\n[privacy]\ndelta = 1e-4\nmax-epsilon = 0.8\n"
+
+
+def test_privacy_of_a_study_before_it_runs(folder):
+    (folder / "study.toml").write_text(PRIVATE)
+    text = run("privacy", "study.toml", cwd=folder)
+    assert "against replacement by another record" in text
+    assert "rounds within ε = 0.8" in text
+    document = json.loads(run("privacy", "study.toml", "--json", cwd=folder))
+    assert document["epsilon"] <= document["epsilon_rdp"] <= document["epsilon_published_bound"]
+    assert {c["name"] for c in document["clients"]} == {"north", "south"}
+    run("privacy", "study.toml", "--plot", "eps.html", cwd=folder)
+    assert "\\u03c1 = 0.5" in (folder / "eps.html").read_text()
+    found = json.loads(run("privacy", "calibrate", "study.toml", "--epsilon", "1", "--json", cwd=folder))
+    assert found["largest"]["num_rounds"]["epsilon"] <= 1
+    assert found["largest"]["step_size"]["value"] > 1e-5
+    assert "--epsilon" in run("privacy", "calibrate", "study.toml", cwd=folder, code=2)
+    assert ".html" in run("privacy", "study.toml", "--plot", "eps.png", cwd=folder, code=2)
+
+
+def test_a_budget_ends_a_run_with_6_and_keeps_the_draws(folder):
+    (folder / "study.toml").write_text(PRIVATE)
+    rounds = json.loads(run("privacy", "study.toml", "--json", cwd=folder))["rounds_within_budget"]
+    assert 100 < rounds < 600
+    error = run("run", "study.toml", "-q", cwd=folder, code=6)
+    assert f"stopped after round {rounds} of 600" in error
+    assert "partial.nc" in error
+    tree = fald.load(folder / "runs/study/partial.nc")
+    assert tree["sample_stats"]["round"].values[-1] == rounds
+    assert "Every record is protected with ε" in run("privacy", "--run", "runs/study", cwd=folder)
+    # a study without protection says so
+    (folder / "study.toml").write_text(STUDY)
+    run("run", "study.toml", "-q", "--out", "open", cwd=folder)
+    assert run("privacy", "--run", "open", cwd=folder).startswith("No privacy")
+    assert "no bound on a row's gradient" in run("privacy", "study.toml", "--delta", "1e-4", cwd=folder, code=6)
+    assert "delta is needed" in run("privacy", "study.toml", cwd=folder, code=2)

@@ -195,3 +195,12 @@ def test_the_same_failure_however_rounds_are_cut(tmp_path):
     assert str(first) == str(again) == str(resumed)
     for other in (again, resumed):
         assert other.tree.identical(first.tree)
+
+
+def test_clients_that_keep_their_energies_keep_their_curvature():
+    method = fald.samplers.fald(local_steps=4, step_size=5.0).without_energy()
+    with pytest.raises(NonFiniteError) as caught:
+        fald.sample(1, SLOPE, two_sites(2.0), method=method, num_rounds=100, num_chains=2, progress=False)
+    assert "parameter 'slope'" in caught.value.message
+    assert "curvature" not in str(caught.value)
+    assert "smaller step-size" in caught.value.hint

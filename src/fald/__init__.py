@@ -12,9 +12,10 @@ from fald.errors import FaldError
 from fald.models import Model
 from fald.participation import Participation, full, with_replacement, without_replacement
 from fald.predict import predict
-from fald.results import load, save, summary
+from fald.results import load, save
 from fald.sampling import sample
 from fald.schedules import paper_decay
+from fald.summaries import summary
 from fald.version import __version__
 
 __all__ = [

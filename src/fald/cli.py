@@ -26,7 +26,8 @@ app = typer.Typer(
     add_completion=True,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
+    suggest_commands=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -72,7 +73,7 @@ def run(
     study: Annotated[Path, typer.Argument(help="Study file (TOML).", show_default=False)],
     settings: Settings = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the results.  [default: runs/STUDY]", show_default=False)
+        Path | None, typer.Option(help="Folder for the results (default: runs/STUDY).", show_default=False)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
     level: Level = 0.95,
@@ -122,6 +123,7 @@ def predict(
     Example: fald predict runs/study new-patients.csv --out predicted.csv
     """
     frame = commands.predict_table(folder, data, level)
+    frame.index = frame.index + 1  # rows count from one, as in messages about tables
     frame.index.name = "row"
     content = (
         json.dumps({"level": level, "predictions": tables.records(frame)}, indent=1) + "\n"
@@ -162,6 +164,7 @@ def privacy(
         if words:
             raise ConfigError("give a study or --run, not both")
         document, show = privacy_commands.run_document(folder), lambda d: d["text"]
+        loaded = commands.open_run(folder)[0]
     else:
         search = words[:1] == ["calibrate"]
         if len(words) != 1 + search:
@@ -177,9 +180,9 @@ def privacy(
             show = privacy_commands.calibrate_text
         else:
             document, show = privacy_commands.study_document(loaded, chosen), privacy_commands.study_text
-        if plot is not None:
-            privacy_commands.plot_study(loaded, chosen, plot)
-            print(f"figure written to {plot}", file=sys.stderr)
+    if plot is not None:
+        privacy_commands.plot_study(loaded, privacy_commands.choose_delta(loaded, delta), plot)
+        print(f"figure written to {plot}", file=sys.stderr)
     print(json.dumps(document, indent=1, ensure_ascii=False) if as_json else show(document))
 
 
@@ -222,7 +225,7 @@ def _finish(
     study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float
 ) -> None:
     tree = commands.run_study(study, out, resume=resume, progress=not quiet)
-    if as_json and not tree.attrs["point_estimate"]:
+    if as_json:
         print(json.dumps({**commands.document(tree, level), "folder": str(out)}, indent=1))
     else:
         print(commands.text(tree, level))

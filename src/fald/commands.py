@@ -13,9 +13,14 @@ from fald import diagnostics, tables
 from fald.checkpoint import Checkpoint, write_atomically
 from fald.errors import ConfigError, DiagnosticsError, FaldError, StorageError
 from fald.predict import predict
-from fald.results import load, save, settings_of, summary
+from fald.results import draws_by_row, load, save, settings_of
 from fald.sampling import sample
 from fald.study import Study, make_study
+from fald.summaries import summary
+
+POINT_NOTE = (
+    "temperature 0: a point estimate, where the optimiser ended; there is no posterior and no interval"
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +56,9 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.Da
         raise StorageError(
             f"cannot make the folder {out}: {error.strerror}", hint="choose another with --out"
         ) from error
-    write_atomically(out / "study.json", json.dumps(study.as_settings(), indent=1).encode())
+    about = json.dumps(study.as_settings(), indent=1).encode()
+    if not resume:  # a resumed run is first recognised as the same
+        write_atomically(out / "study.json", about)
     try:
         tree = sample(
             study.sampler.seed,
@@ -65,16 +72,21 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.Da
     except FaldError as error:
         partial = getattr(error, "tree", None)
         if partial is not None and not isinstance(error, StorageError):
-            save(partial, out / "partial.nc")
+            save(_named(partial, study), out / "partial.nc")
             kept = partial.children["posterior"].sizes["draw"]
             error.hint += f"; {kept} draws per chain are kept in {out / 'partial.nc'}"
         raise
-    if study.title:
-        tree.attrs["title"] = study.title
-    save(tree, result)
+    write_atomically(out / "study.json", about)
+    save(_named(tree, study), result)
     (out / "partial.nc").unlink(missing_ok=True)
-    if not tree.attrs["point_estimate"]:
-        write_atomically(out / "summary.json", json.dumps(document(tree), indent=1).encode())
+    write_atomically(out / "summary.json", json.dumps(document(tree), indent=1).encode())
+    return tree
+
+
+def _named(tree: xr.DataTree, study: Study) -> xr.DataTree:
+    """The result with what only the study knows: its title, and the units of its scaled features."""
+    units = {column: s.scale for column, s in study.data.scaling.items() if s.scale != 1}
+    tree.attrs |= {"title": study.title, "units": json.dumps(units)}
     return tree
 
 
@@ -106,46 +118,56 @@ def open_run(folder: Path) -> tuple[Study, xr.DataTree]:
 
 def document(tree: xr.DataTree, level: float = 0.95) -> dict[str, Any]:
     """A result as one JSON document."""
-    frame = summary(tree, level=level)
-    return {
+    common = {
         "title": tree.attrs.get("title", ""),
         "model": tree.attrs["model"],
         "method": tree.attrs["method"],
         "version": tree.attrs["inference_library_version"],
-        "level": level,
-        "summary": tables.records(frame),
+        "rounds_done": int(tree.attrs["rounds_done"]),
+        "units": json.loads(tree.attrs.get("units", "{}")),
+        "point_estimate": bool(tree.attrs["point_estimate"]),
+        "settings": settings_of(tree),
         "sites": tables.records(diagnostics.client_drift(tree)),
+    }
+    if tree.attrs["point_estimate"]:
+        return {**common, "estimate": last_iterate(tree), "note": POINT_NOTE}
+    return {
+        **common,
+        "level": level,
+        "summary": tables.records(summary(tree, level=level)),
         "complaints": diagnostics.verdict(tree),
         "note": tables.BIAS_NOTE,
+        "step_times_curvature": tree.attrs.get("step_times_curvature"),
         "pseudo_posterior": bool(tree.attrs["pseudo_posterior"]),
         "privacy": json.loads(tree.attrs["privacy"]) if "privacy" in tree.attrs else None,
-        "settings": settings_of(tree),
     }
+
+
+def last_iterate(tree: xr.DataTree) -> dict[str, float]:
+    """Where an optimiser ended, by parameter, averaged over chains."""
+    return {label: float(draws[:, -1].mean()) for label, (_, draws) in draws_by_row(tree).items()}
 
 
 def text(tree: xr.DataTree, level: float = 0.95) -> str:
     """A result as text for a terminal."""
     sites = tree.children["constant_data"].to_dataset()
-    rows = int(sites["size"].sum())
-    sizes = ", ".join(
-        f"{n} {s}" for n, s in zip(sites["client"].values, sites["size"].values) if len(sites["client"]) <= 8
-    )
+    rows, count = int(sites["size"].sum()), len(sites["client"])
+    pairs = zip(sites["client"].values, sites["size"].values)
+    sizes = f" ({', '.join(f'{n} {s}' for n, s in pairs)})" if count <= 8 else ""
     settings = settings_of(tree)
-    chains = settings["num_chains"]
-    title = tree.attrs.get("title") or f"{tree.attrs['model']} model"
-    many = f"{chains} chains" if chains > 1 else "1 chain"
+    chains, asked, done = settings["num_chains"], settings["num_rounds"], int(tree.attrs["rounds_done"])
+    rounds = f"{asked:,} rounds" if done + settings["thinning"] > asked else f"{done:,} of {asked:,} rounds"
     lines = [
-        title,
-        f"{len(sites['client'])} sites, {rows} rows{f' ({sizes})' if sizes else ''}; no rows were pooled",
-        f"{settings['num_rounds']:,} rounds of {settings['local_steps']} local steps, {many}",
+        tree.attrs.get("title") or f"{tree.attrs['model']} model",
+        f"{count} sites, {rows:,} rows{sizes}; sites exchanged parameters, not rows",
+        f"{rounds} of {settings['local_steps']} local steps, {chains} chain{'s' if chains > 1 else ''}",
         "",
     ]
     if tree.attrs["point_estimate"]:
-        lines.append("temperature 0: a point estimate, no posterior and no intervals")
-        last = tree["posterior"].isel(draw=-1).mean("chain")
-        lines += [f"  {name}: {values.values}" for name, values in last.data_vars.items()]
-        return "\n".join(lines)
-    lines += [tables.summary_text(summary(tree, level=level)), ""]
+        cells = [[label, tables.number(value)] for label, value in last_iterate(tree).items()]
+        return "\n".join([*lines, tables.align(["parameter", "estimate"], cells), "", POINT_NOTE])
+    units = json.loads(tree.attrs.get("units", "{}"))
+    lines += [tables.summary_text(summary(tree, level=level), units), ""]
     lines += [f"warning: {c}" for c in diagnostics.verdict(tree)]
     lines.append(tables.BIAS_NOTE)
     if tree.attrs["pseudo_posterior"]:
@@ -159,7 +181,7 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
 
 def require_clean(tree: xr.DataTree) -> None:
     """Raise ``DiagnosticsError`` if the diagnostics object to the result."""
-    complaints = diagnostics.verdict(tree)
+    complaints = [POINT_NOTE] if tree.attrs["point_estimate"] else diagnostics.verdict(tree)
     if complaints:
         raise DiagnosticsError(
             "; ".join(complaints), hint="run longer: more rounds, more chains, or a larger step"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 RHAT_LIMIT = 1.01
 ESS_LIMIT = 400
+STEP_LIMIT = 1.0
 
 
 def convergence(tree: xr.DataTree) -> dict[str, dict[str, float]]:
@@ -139,6 +140,12 @@ def verdict(tree: xr.DataTree) -> list[str]:
             f"effective sample size below {ESS_LIMIT}", sizes, {k: ESS_LIMIT - v for k, v in sizes.items()}
         ),
     ]
+    unstable = tree.attrs.get("step_times_curvature", 0.0)
+    if unstable > STEP_LIMIT:
+        complaints.append(
+            f"step size times curvature is {unstable:.3g}: above {STEP_LIMIT:g} the result is badly biased, "
+            f"above 2 local steps are unstable, and neither R-hat nor ESS shows it"
+        )
     return [c for c in complaints if c]
 
 

@@ -77,6 +77,7 @@ class PrivacyError(FaldError):
     """A privacy budget would be exceeded, or the request gives no privacy."""
 
     exit_code = ExitCode.PRIVACY
+    tree = None
 
 
 class FederationError(FaldError):
@@ -89,6 +90,7 @@ class StorageError(FaldError):
     """A file of a run cannot be written or read back."""
 
     exit_code = ExitCode.STORAGE
+    tree = None
 
 
 class Interrupted(FaldError):  # noqa: N818 - it is no error of anybody's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -180,11 +181,20 @@ def largest_curvatures(
     By power iteration on at most 1,000 rows of each client, so a little too small rather than too
     large.
     """
-    energy = energy_fn(model, data.num_rows)
     capacity = min(int(data.sizes[list(clients)].max()), 1000)
+    compiled = _compiled_curvature(model, iterations, str(theta.dtype))
+    batches = (client_rows(data, c, capacity) for c in clients)
+    return np.array([float(compiled(theta, batch, data.num_rows)) for batch in batches])
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled_curvature(model: Model, iterations: int, dtype: str) -> Callable:
+    """Compiled once per model, so that a look at the curvature costs milliseconds in a sweep."""
 
     @jax.jit
-    def curvature(theta, batch):
+    def curvature(theta, batch, total_rows):
+        energy = energy_fn(model, total_rows)
+
         def product(vector):
             return jax.jvp(jax.grad(lambda t: energy(t, batch)), (theta,), (vector,))[1]
 
@@ -194,7 +204,7 @@ def largest_curvatures(
         start = jax.random.normal(jax.random.key(0), theta.shape, theta.dtype)
         return jnp.linalg.norm(jax.lax.fori_loop(0, iterations, step, start))
 
-    return np.array([float(curvature(theta, client_rows(data, c, capacity))) for c in clients])
+    return curvature
 
 
 def pooled_mode(model: Model, data: FederatedData, theta: jax.Array, iterations: int = 200) -> jax.Array:

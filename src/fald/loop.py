@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -241,7 +241,11 @@ def _explain(problem: Problem, positions: jax.Array, escape: _Escape) -> FaldErr
             f"with parameters {shown}"
         )
     step = _step_at(problem, escape.round)
-    worst, curvature = _worst_curvature(problem, positions[escape.chain], escape.client)
+    start = positions[escape.chain]
+    worst, curvature = None, 0.0
+    if shares_energy(problem):
+        places = (start, pooled_mode(problem.model, problem.data, start))
+        worst, curvature = worst_curvature(problem, places, escape.client)
     if step is None or worst is None:
         hint = "try a ten times smaller step-size; if it persists, check the model for log(0) or overflow"
         return NonFiniteError(message, hint=hint)
@@ -273,15 +277,34 @@ def _step_at(problem: Problem, round_number: int) -> float | None:
     return max([s for s in sizes if np.isfinite(s)], default=None)
 
 
-def _worst_curvature(problem: Problem, start: jax.Array, client: int | None) -> tuple[int | None, float]:
-    """The client of largest curvature at the start or near the mode, among some of them, and that value."""
+def shares_energy(problem: Problem) -> bool:
+    """Whether clients may tell exact numbers about their rows; those of a private run do not."""
+    return getattr(problem.method, "shares_energy", True)
+
+
+def worst_curvature(
+    problem: Problem, places: Sequence[jax.Array], client: int | None = None
+) -> tuple[int | None, float]:
+    """The client of largest curvature at any of some places, among some clients, and that value."""
     model, data = problem.model, problem.data
-    if not getattr(problem.method, "shares_energy", True):
-        return None, 0.0  # a private client keeps numbers about its rows to itself
     some = np.linspace(0, data.num_clients - 1, min(data.num_clients, _CLIENTS_EXAMINED))
     clients = [int(c) for c in np.unique([*some.astype(int), *([] if client is None else [client])])]
-    found = [
-        largest_curvatures(model, data, clients, theta) for theta in (start, pooled_mode(model, data, start))
-    ]
+    found = [largest_curvatures(model, data, clients, theta) for theta in places]
     worst = np.nan_to_num(np.max(np.where(np.isfinite(found), found, 0), axis=0))
     return (clients[int(np.argmax(worst))], float(worst.max())) if worst.max() > 0 else (None, 0.0)
+
+
+def step_times_curvature(problem: Problem, start: jax.Array, records: list[Records]) -> float | None:
+    """The last step size times the largest curvature at the start or at the mean of the draws.
+
+    Local steps are unstable above 2, and the result is poor long before. A chain that is unstable
+    need not leave the finite numbers: a logistic energy grows only linearly, and its chains then
+    wander, mix well, and are wrong. None where clients keep their curvature or the method has no step.
+    """
+    last = max((int(r.round[-1]) for r in records if len(r.round)), default=1)
+    step = _step_at(problem, last)
+    if step is None or not shares_energy(problem):
+        return None
+    mean = np.mean([r.position.mean(axis=(0, 1)) for r in records if len(r.round)], axis=0)
+    _, curvature = worst_curvature(problem, (start, jnp.asarray(mean, start.dtype)))
+    return step * curvature

@@ -193,7 +193,11 @@ def sample(
     description = {} if checkpoint is None else _description(problem, settings, positions)
 
     def build(records: list[Records], guard: Guard | None = None):
-        return build_tree(problem, records, {**settings, "num_rounds": num_rounds}, guard)
+        tree = build_tree(problem, records, {**settings, "num_rounds": num_rounds}, guard)
+        unstable = loop.step_times_curvature(problem, positions[0], records)
+        if unstable is not None:
+            tree.attrs["step_times_curvature"] = unstable
+        return tree
 
     return loop.run(
         problem,

@@ -226,9 +226,11 @@ def load_study(path: str | Path, overrides: Iterable[str] = ()) -> Study:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     if "folder" in tree:
         raise ConfigError(f"unknown key 'folder' ({path})", hint="paths in a study start at its own folder")
+    overrides = list(overrides)
     for override in overrides:
         _apply(tree, override)
-    return make_study({**tree, "folder": str(path.parent.resolve())}, str(path))
+    where = f"{path} with --set" if overrides else str(path)
+    return make_study({**tree, "folder": str(path.parent.resolve())}, where)
 
 
 def make_study(tree: Mapping[str, Any], where: str) -> Study:
@@ -292,7 +294,7 @@ def _explain(error: ValidationError, where: str) -> ConfigError:
     parts = [
         str(p)
         for p in first["loc"]
-        if not (isinstance(p, str) and (p[:1].isupper() or "[" in p or p == "float"))
+        if not (isinstance(p, str) and (p[:1].isupper() or "[" in p or "float" in p))
     ]
     key = ".".join(parts)
     if first["type"] == "extra_forbidden":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +23,8 @@ def number(value: Any) -> str:
     if value == 0:
         return "0"
     size = abs(value)
-    if 0.001 <= size < 100_000:
-        digits = max(0, 2 - int(np.floor(np.log10(size))))
+    if 0.00005 <= size < 100_000:
+        digits = min(4, max(0, 2 - int(np.floor(np.log10(size)))))
         return f"{value:.{digits}f}"
     return f"{value:.2e}"
 
@@ -39,18 +40,26 @@ def align(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
-def summary_text(frame: pd.DataFrame) -> str:
-    """The posterior table; ratios first, because they answer the question."""
+def summary_text(frame: pd.DataFrame, units: Mapping[str, float] | None = None) -> str:
+    """The posterior table; ratios first, because they answer the question.
+
+    ``units`` maps a scaled feature to the number of its own units that one step of it means.
+    """
     level = frame.attrs["level"]
     tail = 100 * (1 - level) / 2
     low, high = f"{tail:g}%", f"{100 - tail:g}%"
     name = next((n for n in ("odds ratio", "rate ratio") if n in frame), None)
     header = ["parameter"]
-    header += [name, f"{100 * level:g}% interval"] if name else []
-    header += ["mean", "sd", f"{100 * level:g}% interval", "ESS", "R-hat"]
+    interval = f"{100 * level:g}% interval"
+    if name:
+        log = f"log {name.removesuffix(' ratio')}"
+        header += [name, interval, log, "sd", f"{interval} ({log})", "ESS", "R-hat"]
+    else:
+        header += ["mean", "sd", interval, "ESS", "R-hat"]
     rows = []
     for label, row in frame.iterrows():
-        cells = [str(label)]
+        unit = (units or {}).get(str(label), 1.0)
+        cells = [str(label) if unit == 1 else f"{label} (per {unit:g})"]
         if name:
             known = np.isfinite(row[name])
             cells += [
@@ -81,7 +90,7 @@ def drift_text(frame: pd.DataFrame) -> str:
         ]
         for name, r in frame.iterrows()
     ]
-    return align(["site", "rows", "share", "draws with it", "mean drift", "largest drift"], rows)
+    return align(["site", "rows", "share", "times drawn", "mean drift", "largest drift"], rows)
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ All are upper bounds, for strongly convex and smooth energies and ``noise="paper
 federations the exact distance is typically several hundred times smaller (four to ten at the start of a
 chain of tiny steps): they guarantee convergence, they do not predict an error; ``fald.gaussian`` does.
 
-"On Convergence of Federated Averaging Langevin Dynamics" (Deng, Zhang, Ma, Song, Zhang, Liang, Lin).
+"On Convergence of Federated Averaging Langevin Dynamics" (Deng, Zhang, Ma, Song, Lin).
 """
 
 from __future__ import annotations

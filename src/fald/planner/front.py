@@ -164,7 +164,8 @@ def _points(problem: Problem, goal: Goal, setting: Setting, errors, privacy_fn) 
 def _undominated(points: list[FrontPoint]) -> list[FrontPoint]:
     if not points:
         return []
-    values = np.array([(p.num_rounds, p.error, p.privacy) for p in points])
+    # to three digits, so that rounding does not keep a run that gains nothing
+    values = np.array([[float(f"{v:.3g}") for v in (p.num_rounds, p.error, p.privacy)] for p in points])
     keep = []
     for i, value in enumerate(values):
         as_good = (values <= value).all(1)

@@ -89,7 +89,7 @@ def settings_of_run(
     steps = num_rounds * int(method["local_steps"])
     step_size: Any = getattr(problem.method, "step_size", None)
     if callable(step_size):
-        schedule = np.array([float(step_size(k)) for k in range(steps)])
+        schedule = np.array([step_size(k) for k in range(steps)], float)
         step_size = np.append(schedule, np.full(lost_rounds * int(method["local_steps"]), schedule.max()))
     return RunSettings(
         sizes=problem.data.sizes.tolist(),
@@ -173,5 +173,5 @@ class Guard:
         return PrivacyError(
             f"stopped after round {self.num_rounds} of {asked}: the next round would exceed the budget of "
             f"ε = {budget:g} at δ = {self.protection.delta:g}",
-            hint="the draws so far are kept; a longer run needs a larger budget or more noise",
+            hint="a longer run needs a larger budget or more noise",
         )

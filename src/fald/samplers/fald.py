@@ -4,8 +4,8 @@ Local step, K times between synchronisations:
 
   β^c ← β^c − η ∇f̃^c(β^c) + √(2ητ)·(ρ ξ̇ + √((1−ρ²) v_c) ξ^c)
 
-then θ = Σ_c w_c β^c at the server. Reference: Deng, Zhang, Ma, Song, Zhang, Liang and Lin, "On
-Convergence of Federated Averaging Langevin Dynamics", TMLR.
+then θ = Σ_c w_c β^c at the server. Reference: Deng, Zhang, Ma, Song and Lin, "On
+Convergence of Federated Averaging Langevin Dynamics", arXiv:2112.05120.
 """
 
 from __future__ import annotations
@@ -196,6 +196,8 @@ def fald(
     'fa-ld'
     """
     check_count("local-steps", local_steps, 1)
+    if temperature == 0 and name == "fa-ld":
+        name = "fedavg"
     if not callable(step_size):
         step_size = _check_number("step-size", step_size, 5e-324, math.inf, "a number > 0")
     _check_number("temperature", temperature, 0, math.inf, "a number ≥ 0")
