@@ -245,7 +245,10 @@ def _explain(problem: Problem, positions: jax.Array, escape: _Escape) -> FaldErr
     worst, curvature = None, 0.0
     if shares_energy(problem):
         places = (start, pooled_mode(problem.model, problem.data, start))
-        worst, curvature = worst_curvature(problem, places, escape.client)
+        clients = _some(np.arange(problem.data.num_clients))
+        if escape.client is not None:
+            clients = sorted({*clients, escape.client})
+        worst, curvature = worst_curvature(problem, places, clients)
     if step is None or worst is None:
         hint = "try a ten times smaller step-size; if it persists, check the model for log(0) or overflow"
         return NonFiniteError(message, hint=hint)
@@ -283,13 +286,10 @@ def shares_energy(problem: Problem) -> bool:
 
 
 def worst_curvature(
-    problem: Problem, places: Sequence[jax.Array], client: int | None = None
+    problem: Problem, places: Sequence[jax.Array], clients: Sequence[int]
 ) -> tuple[int | None, float]:
-    """The client of largest curvature at any of some places, among some clients, and that value."""
-    model, data = problem.model, problem.data
-    some = np.linspace(0, data.num_clients - 1, min(data.num_clients, _CLIENTS_EXAMINED))
-    clients = [int(c) for c in np.unique([*some.astype(int), *([] if client is None else [client])])]
-    found = [largest_curvatures(model, data, clients, theta) for theta in places]
+    """The client of largest curvature at any of some places, and that value."""
+    found = [largest_curvatures(problem.model, problem.data, clients, theta) for theta in places]
     worst = np.nan_to_num(np.max(np.where(np.isfinite(found), found, 0), axis=0))
     return (clients[int(np.argmax(worst))], float(worst.max())) if worst.max() > 0 else (None, 0.0)
 
@@ -306,5 +306,12 @@ def step_times_curvature(problem: Problem, start: jax.Array, records: list[Recor
     if step is None or not shares_energy(problem):
         return None
     mean = np.mean([r.position.mean(axis=(0, 1)) for r in records if len(r.round)], axis=0)
-    _, curvature = worst_curvature(problem, (start, jnp.asarray(mean, start.dtype)))
+    took_part = np.unique(np.concatenate([r.client[r.weight > 0] for r in records]))
+    _, curvature = worst_curvature(problem, (start, jnp.asarray(mean, start.dtype)), _some(took_part))
     return step * curvature
+
+
+def _some(clients: np.ndarray) -> list[int]:
+    """A few clients, evenly spaced."""
+    taken = np.linspace(0, len(clients) - 1, min(len(clients), _CLIENTS_EXAMINED)).astype(int)
+    return [int(c) for c in clients[taken]]

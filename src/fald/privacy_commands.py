@@ -177,7 +177,9 @@ def calibrate_text(document: dict[str, Any]) -> str:
             rows.append([name, "none", result["infeasible"]])
         else:
             limit = " (end of the search; more may fit)" if result["at_limit"] else ""
-            rows.append([name, number(result["value"]), f"ε = {number(result['epsilon'])}{limit}"])
+            value = result["value"]
+            shown = f"{value:.0f}" if kind.startswith("num") else number(value)
+            rows.append([name, shown, f"ε = {number(result['epsilon'])}{limit}"])
     lines = [
         f"Budget ε = {document['epsilon']:g} at δ = {document['delta']:g}; "
         f"the study as written spends ε = {_value(document['now'])}.",

@@ -4,11 +4,14 @@ Near the mode θ* client c has the energy f^c(θ*+u) ≈ g_cᵀu + ½uᵀH_c u, 
 the law of every round exactly. Its stationary mean and covariance give bias and sd error; the affine
 round map θ' = (I−Ḡ)θ + … gives the rounds until the start is forgotten and the autocorrelation of draws.
 
-To the mean one term of third order is added. A local chain is hotter than the posterior, by 1/p_c in its own
-noise, and the gradient bends: along the eigenvectors q_k of H_c, with ΔC_ck(j) the variance of the local
-chain at local step j less that of the posterior,
+Two terms of third order are added, with b_ck = ∇(q_kᵀ∇²f^c q_k) along the eigenvectors q_k of H_c. A local
+chain is hotter than the posterior, by 1/p_c in its own noise, which shifts the mean: with ΔC_ck(j) its
+variance along q_k at local step j less that of the posterior,
 
-    δm = Ḡ⁻¹ Σ_c q_c Σ_j η (I−ηH_c)^{K−1−j} (−½ Σ_k ΔC_ck(j) ∇(q_kᵀ∇²f^c q_k)).
+    δm = Ḡ⁻¹ Σ_c q_c Σ_j η (I−ηH_c)^{K−1−j} (−½ Σ_k ΔC_ck(j) b_ck).
+
+And it spends its steps where the curvature is another, on the way to the client's own mode: the covariance
+is that for the curvatures λ_ck + b_ckᵀμ_c, μ_c the mean of the local chain over the steps of a round.
 
 What the models leave out: higher orders, other modes, and on the way from a far start everything but the
 curvature at the mode.
@@ -33,6 +36,7 @@ from fald.prepare import Preparation
 Array = NDArray[Any]
 
 _FULL = full()
+_MOST_CHANGE = 0.5  # of a curvature, by its third-order term
 
 
 @dataclass(frozen=True)
@@ -313,7 +317,25 @@ def chain(problem: Problem, setting: Setting) -> Chain:
         if not holds:
             raise ConfigError(f"{name} is out of its range; got {value!r}")
     values, basis, centers = problem.spectrum
-    rounds = _rounds(values, s, gaussian._drawn(problem.weights, s.participation, s.noise))
+    drawn = gaussian._drawn(problem.weights, s.participation, s.noise)
+    rounds = _rounds(values, s, drawn)
+    rates, turn, mean, covariance = _limit(problem, s, rounds)
+    posterior = s.temperature * np.linalg.inv(problem.precision)
+    if problem.skews is not None:
+        bent = _bend(problem, s, rounds, turn @ covariance @ turn.T, posterior)
+        mean = mean + turn @ ((turn.T @ (rounds.chance @ bent)) / rates)
+        here = _turned(basis.transpose(0, 2, 1), mean)
+        usual = centers + rounds.left.mean(-1) * (here - centers)
+        change = np.einsum("clk,cl->ck", problem.bends, usual)
+        change = np.clip(change, -_MOST_CHANGE * np.abs(values), _MOST_CHANGE * np.abs(values))
+        rates, turn, _, covariance = _limit(problem, s, _rounds(values + change, s, drawn))
+    goal = Law(np.zeros(len(mean)), turn.T @ posterior @ turn)
+    return Chain(Law(turn.T @ mean, covariance), goal, turn.T @ problem.start, rates, turn)
+
+
+def _limit(problem: Problem, s: Setting, rounds: _Rounds) -> tuple[Array, Array, Array, Array]:
+    """Eigenvalues and eigenvectors of Ḡ, stationary mean, and stationary covariance in that basis."""
+    _, basis, centers = problem.spectrum
     q, f, rho2 = rounds.chance, rounds.spread, s.correlation**2
     average = _mixed(basis, q[:, None] * rounds.gain)
     if not np.isfinite(average).all():
@@ -321,7 +343,6 @@ def chain(problem: Problem, setting: Setting) -> Chain:
     rates, turn = np.linalg.eigh(average)
     if rates[0] <= len(rates) * np.finfo(float).eps * rates[-1] or rates[-1] >= 2:
         raise gaussian._not_contracting(float(np.max((1 - rates) ** 2)))
-    posterior = s.temperature * np.linalg.inv(problem.precision)
     pull = _turned(basis, rounds.gain * centers)
     mean = turn @ ((turn.T @ (q @ pull)) / rates)
     per_client = f * rho2 * q + (1 - rho2) * rounds.own
@@ -335,11 +356,7 @@ def chain(problem: Problem, setting: Setting) -> Chain:
         apart = np.sqrt(q)[:, None] * (moved - q @ moved)
         added += f * (apart.T @ apart)
     covariance = _fixed_covariance(turn.T @ added @ turn, rates, turn.T @ basis if f > 0 else basis, rounds)
-    if problem.skews is not None:
-        bent = _bend(problem, s, rounds, turn @ covariance @ turn.T, posterior)
-        mean = mean + turn @ ((turn.T @ (q @ bent)) / rates)
-    goal = Law(np.zeros(len(mean)), turn.T @ posterior @ turn)
-    return Chain(Law(turn.T @ mean, covariance), goal, turn.T @ problem.start, rates, turn)
+    return rates, turn, mean, covariance
 
 
 def _rounds(values: Array, s: Setting, drawn: tuple[Array, float, Array]) -> _Rounds:

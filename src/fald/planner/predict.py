@@ -191,20 +191,20 @@ def guarantee(problem: Problem, setting: Setting, num_rounds: float, epsilon: fl
     return Guarantee(**found, reason="; ".join(reasons))
 
 
-def errors_without(problem: Problem, setting: Setting) -> dict[str, float]:
-    """Error that would be left, max of bias and sd error in the limit, without one of its causes."""
-    s, changes = setting, {"nothing": setting}
+def what_if(problem: Problem, setting: Setting) -> dict[str, float]:
+    """Error in the limit, max of bias and sd error, of a setting (``"as it is"``) and of changes to it."""
+    s, changes = setting, {"as it is": setting}
     if s.local_steps > 1:
-        changes["local steps (K = 1)"] = replace(s, local_steps=1)
+        changes["local-steps = 1"] = replace(s, local_steps=1)
         if s.correlation < 1:
-            changes["the clients' own noise (correlation 1)"] = replace(s, correlation=1.0)
+            changes["correlation = 1"] = replace(s, correlation=1.0)
     if s.batch_size is not None:
-        changes["batches (all rows)"] = replace(s, batch_size=None)
+        changes["all rows in every step"] = replace(s, batch_size=None)
     if s.participation.scheme != "full":
-        changes["drawn devices (full participation)"] = replace(s, participation=full())
+        changes["full participation"] = replace(s, participation=full())
         if s.noise == "paper":
-            changes['noise = "paper" (realised)'] = replace(s, noise="realised")
-    changes["half of the step size"] = replace(s, step_size=s.step_size / 2)
+            changes['noise = "realised"'] = replace(s, noise="realised")
+    changes["half the step-size"] = replace(s, step_size=s.step_size / 2)
     found = {}
     for name, changed in changes.items():
         law = chain(problem, changed)

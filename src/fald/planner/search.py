@@ -16,11 +16,12 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from fald.constants import constants
 from fald.data import FederatedData
 from fald.errors import ConfigError, FaldError
 from fald.models.base import Model
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
-from fald.planner.predict import Guarantee, Prediction, errors_at, errors_without, guarantee
+from fald.planner.predict import Guarantee, Prediction, errors_at, what_if, guarantee
 from fald.prepare import prepare
 
 LOCAL_STEPS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80)
@@ -45,15 +46,15 @@ class Candidate:
 class Plan:
     """A recommended run, and the best run for every number of local steps that was tried.
 
-    ``num_exchanges`` counts the messages that preparing the plan took, ``errors_without`` the error that
-    would be left without one of its causes.
+    ``num_exchanges`` counts the exchanges with all clients that the plan took; ``what_if`` gives the error in
+    the limit of the recommended setting and of changes to it.
     """
 
     best: Candidate
     candidates: tuple[Candidate, ...]
     goal: Goal
     problem: Problem
-    errors_without: dict[str, float]
+    what_if: dict[str, float]
     num_exchanges: int = 0
 
     def arguments(self) -> dict[str, Any]:
@@ -219,21 +220,33 @@ def plan(
     >>> found.best.predicted.bias <= 0.05, found.best.guaranteed.num_rounds > 1e6 * found.best.num_rounds
     (True, True)
     """
-    from fald.constants import constants
-
-    found = prepare(model, data, start=start)
-    known, uncertified = None, ""
-    try:
-        same = {name: fixed[name] for name in ("temperature", "batch_size") if name in fixed}
-        known = constants(model, data, preparation=found, **same)
-    except FaldError as error:
-        uncertified = error.message
-    problem = Problem.from_preparation(found, known, uncertified)
+    problem, exchanges = local_models(model, data, Setting(1, 1.0, **fixed), start=start)
     if num_rounds is None:
         chosen = fewest_rounds(problem, goal, local_steps=local_steps, **fixed)
     else:
         chosen = best_accuracy(problem, num_rounds, goal, local_steps=local_steps, **fixed)
-    return replace(chosen, num_exchanges=found.num_exchanges)
+    return replace(chosen, num_exchanges=exchanges)
+
+
+def local_models(
+    model: Model, data: FederatedData, setting: Setting, *, start: ArrayLike | None = None
+) -> tuple[Problem, int]:
+    """Local models at the mode, with the constants of the bounds where there are any.
+
+    Returns
+    -------
+    tuple
+        The problem, and the exchanges with all clients that it took.
+    """
+    found = prepare(model, data, start=start)
+    known, uncertified = None, ""
+    try:
+        known = constants(
+            model, data, temperature=setting.temperature, batch_size=setting.batch_size, preparation=found
+        )
+    except FaldError as error:
+        uncertified = error.message
+    return Problem.from_preparation(found, known, uncertified), found.num_exchanges + 1
 
 
 def _draws(law: Chain, goal: Goal) -> tuple[int, int]:
@@ -278,7 +291,7 @@ def _search(problem, goal: Goal, local_steps, fixed, cost, shape, merit) -> Plan
     merits = [merit(c) for c in good]
     # fewer local steps where they cost next to nothing: less to compute, and less to go wrong
     best = next(c for c, m in zip(good, merits) if m <= 1.02 * min(merits))
-    return Plan(best, tuple(candidates), goal, problem, errors_without(problem, best.setting))
+    return Plan(best, tuple(candidates), goal, problem, what_if(problem, best.setting))
 
 
 def chain_possible(problem: Problem, like: Setting) -> None:

@@ -1,0 +1,247 @@
+"""A finished run against what was predicted for it, what is guaranteed, and what its draws show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fald import diagnostics, gaussian
+from fald.data import FederatedData
+from fald.errors import ConfigError, FaldError
+from fald.models.base import Model
+from fald.participation import Participation
+from fald.planner.law import Problem, Setting
+from fald.planner.predict import Prediction, guarantee, predict
+from fald.planner.search import local_models
+from fald.results import require_posterior, settings_of
+from fald.sampling import sample
+from fald.schedules import paper_decay
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_MOST_WORK = 2e8  # rows times squared parameters, beyond which predicting after every run is too slow
+
+
+def setting_of(settings: Mapping[str, Any]) -> tuple[Setting, str]:
+    """Setting of the law from the settings of a run, and a remark where they differ.
+
+    Raises
+    ------
+    ConfigError
+        If the law does not cover such a run.
+    """
+    if settings.get("method") not in ("fa-ld", "sgld"):
+        raise ConfigError(f"the law covers FA-LD and SGLD; the method is {settings.get('method')!r}")
+    if settings.get("temperature") == 0:
+        raise ConfigError("temperature 0 gives a point estimate, which has no law to predict")
+    if settings.get("clip_norm") is not None:
+        raise ConfigError("gradients of rows are clipped, which the law does not cover")
+    step, remark = settings["step_size"], ""
+    if isinstance(step, Mapping):
+        if step.get("schedule") != "PaperDecay":
+            raise ConfigError(
+                f"the law needs a constant step size; got the schedule {step.get('schedule')!r}"
+            )
+        decay = paper_decay(step["smoothness"], step["strong_convexity"])
+        step = float(decay(settings["num_rounds"] * settings["local_steps"]))
+        remark = f"the step size decays; predicted for its last value {step:.3g}"
+    names = ("local_steps", "correlation", "noise", "temperature", "batch_size")
+    drawn = Participation(settings["participation"], settings["num_participants"], allow_unequal=True)
+    return Setting(step_size=float(step), participation=drawn, **{n: settings[n] for n in names}), remark
+
+
+def foresee(
+    model: Model, data: FederatedData, settings: Mapping[str, Any], problem: Problem | None = None
+) -> dict[str, Any]:
+    """Prediction and guarantee for a run, as plain values for the attributes of its result.
+
+    Parameters
+    ----------
+    model, data
+        The model, and the rows of each client.
+    settings
+        Settings of the run, as ``fald.results.settings_of`` gives them.
+    problem
+        The local models, when they are there already.
+
+    Returns
+    -------
+    dict
+        ``predicted`` and ``guaranteed``, each None with a reason in ``no_prediction`` and
+        ``no_guarantee`` where there is none. Never raises because of the run.
+
+    Notes
+    -----
+    A private run gets no prediction: it would come from exact sums over rows.
+    """
+    absent = {"predicted": None, "guaranteed": None, "remark": ""}
+    try:
+        if settings.get("privacy") is not None:
+            raise ConfigError("a private run: a prediction would reveal sums over its rows")
+        if problem is None and data.num_rows * model.dim**2 > _MOST_WORK:
+            raise ConfigError("too many rows and parameters to predict after every run")
+        setting, remark = setting_of(settings)
+        problem = local_models(model, data, setting)[0] if problem is None else problem
+        limit = predict(problem, setting)
+    except FaldError as error:
+        return {**absent, "no_prediction": error.message, "no_guarantee": error.message}
+    sure = guarantee(problem, setting, settings["num_rounds"], limit.w2)
+    return {
+        "predicted": plain(limit),
+        "no_prediction": "",
+        "guaranteed": None if sure.w2 is None else {"w2": sure.w2, "terms": sure.terms},
+        "no_guarantee": sure.reason if sure.w2 is None else "",
+        "remark": remark,
+    }
+
+
+def plain(prediction: Prediction) -> dict[str, Any]:
+    """The figures of a prediction that matter to a reader, by name."""
+    names = "w2 w2_relative bias bias_parameter sd_error sd_parameter autocorrelation_time forgotten"
+    return {name: getattr(prediction, name) for name in names.split(" ")}
+
+
+def flat_draws(tree: xr.DataTree, model: Model) -> np.ndarray:
+    """(chains, draws, d) unconstrained draws in the order of the flat position."""
+    groups: Any = tree
+    if "unconstrained_posterior" in tree.children:
+        return np.asarray(groups["unconstrained_posterior"]["position"].values, np.float64)
+    names = list(jax.eval_shape(model.report, model.initial_position))
+    arrays = [np.asarray(groups["posterior"][name].values, np.float64) for name in names]
+    return np.concatenate([a.reshape(*a.shape[:2], -1) for a in arrays], axis=-1)
+
+
+def checks(
+    tree: xr.DataTree, model: Model, data: FederatedData, *, doubling_rounds: int = 0, seed: int = 0
+) -> dict[str, Any]:
+    """Prediction, guarantee and measurements of a finished run, side by side.
+
+    Parameters
+    ----------
+    tree, model, data
+        The result, and what it was made from.
+    doubling_rounds
+        Rounds of a run with twice the step size, to measure how the means move; 0 for the prediction only.
+    seed
+        Seed of that run.
+
+    Returns
+    -------
+    dict
+        ``predicted`` and ``guaranteed`` as in ``foresee``; ``measured``: W2 between the first and the
+        second halves of the chains by their means and covariances, what Monte-Carlo error alone would give,
+        and the client that drifts most; ``doubling``: change of the means, in posterior sds, and of the
+        sds with twice the step size, predicted and, if asked for, measured with its standard error.
+
+    Notes
+    -----
+    Halves that agree show mixing, not absence of bias. That the means move little when the step size doubles
+    is evidence of small bias as long as bias is proportional to the step size, which holds for small steps.
+    """
+    require_posterior(tree)
+    settings, draws = settings_of(tree), flat_draws(tree, model)
+    problem, setting = None, None
+    try:
+        if settings.get("privacy") is None and data.num_rows * model.dim**2 <= _MOST_WORK:
+            setting, _ = setting_of(settings)
+            problem, _ = local_models(model, data, setting)
+    except FaldError:
+        problem = None
+    found = foresee(model, data, settings, problem)
+    found["measured"] = {**_halves(draws, tree), **_drift(draws, tree)}
+    change = None if problem is None or setting is None else _predicted_change(problem, setting)
+    seen = _measured_change(tree, draws, model, data, doubling_rounds, seed) if doubling_rounds > 0 else None
+    return {**found, "doubling": {"predicted": change, "measured": seen}}
+
+
+def _moments(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    flat = draws.reshape(-1, draws.shape[-1])
+    return flat.mean(0), np.atleast_2d(np.cov(flat, rowvar=False))
+
+
+def _halves(draws: np.ndarray, tree: xr.DataTree) -> dict[str, Any]:
+    half = draws.shape[1] // 2
+    if half < 2:
+        return {"w2_between_halves": None, "w2_between_halves_relative": None, "w2_from_noise_relative": None}
+    distance = float(
+        gaussian.wasserstein2(*_moments(draws[:, :half]), *_moments(draws[:, draws.shape[1] - half :]))
+    )
+    size = math.sqrt(float(np.trace(_moments(draws)[1])))
+    sizes = [v for v in diagnostics.ess(tree).values() if np.isfinite(v)]
+    each = float(np.median(sizes)) / 2 if sizes else math.nan
+    # two samples of one isotropic law: means differ by 2/n per coordinate, covariances by (d+1)/(2n)
+    noise = math.sqrt((2 + (draws.shape[-1] + 1) / 2) / each) if each > 0 else math.nan
+    return {
+        "w2_between_halves": distance,
+        "w2_between_halves_relative": distance / size,
+        "w2_from_noise_relative": noise if math.isfinite(noise) else None,
+    }
+
+
+def _drift(draws: np.ndarray, tree: xr.DataTree) -> dict[str, Any]:
+    table = diagnostics.client_drift(tree)
+    drift = np.asarray(table["mean_drift"], float)
+    if not np.isfinite(drift).any():
+        return {"drift_client": None, "drift": None, "drift_relative": None}
+    worst = int(np.nanargmax(drift))
+    size = math.sqrt(float(np.trace(_moments(draws)[1])))
+    return {
+        "drift_client": str(table.index[worst]),
+        "drift": float(drift[worst]),
+        "drift_relative": float(drift[worst]) / size,
+    }
+
+
+def _predicted_change(problem: Problem, setting: Setting) -> dict[str, Any] | None:
+    try:
+        one, two = (predict(problem, replace(setting, step_size=f * setting.step_size)) for f in (1, 2))
+    except ConfigError:
+        return None
+    shift = np.abs(two.shifts - one.shifts)
+    worst = int(np.argmax(shift))
+    return {
+        "shift": float(shift[worst]),
+        "shift_parameter": problem.parameters[worst],
+        "sd_change": float(np.abs(two.sd_errors - one.sd_errors).max()),
+    }
+
+
+def _measured_change(tree, draws: np.ndarray, model: Model, data: FederatedData, rounds: int, seed: int):
+    settings = settings_of(tree)
+    setting, _ = setting_of(settings)
+    twice = sample(
+        seed,
+        model,
+        data,
+        num_rounds=rounds,
+        num_warmup=rounds // 4,
+        thinning=max(1, rounds // 400),
+        num_chains=draws.shape[0],
+        initial_position=jax.vmap(model.unravel)(jnp.asarray(draws[:, -1])),
+        progress=False,
+        **{
+            name: settings[name]
+            for name in ("local_steps", "correlation", "noise", "temperature", "batch_size")
+        },
+        step_size=2 * setting.step_size,
+        participation=setting.participation,
+    )
+    other = flat_draws(twice, model)
+    (mean, cov), (mean2, cov2) = _moments(draws), _moments(other)
+    sd = np.sqrt(np.diag(cov))
+    shift = np.abs(mean2 - mean) / sd
+    worst = int(np.argmax(shift))
+    error = math.sqrt(sum(1 / min(diagnostics.ess(t).values()) for t in (tree, twice)))
+    return {
+        "shift": float(shift[worst]),
+        "shift_parameter": model.parameter_names[worst],
+        "standard_error": error,
+        "sd_change": float(np.abs(np.sqrt(np.diag(cov2)) / sd - 1).max()),
+    }
