@@ -346,5 +346,7 @@ def test_a_budget_ends_a_run_with_6_and_keeps_the_draws(folder):
     (folder / "study.toml").write_text(STUDY)
     run("run", "study.toml", "-q", "--out", "open", cwd=folder)
     assert run("privacy", "--run", "open", cwd=folder).startswith("No privacy")
-    assert "no bound on a row's gradient" in run("privacy", "study.toml", "--delta", "1e-4", cwd=folder, code=6)
+    assert "no bound on a row's gradient" in run(
+        "privacy", "study.toml", "--delta", "1e-4", cwd=folder, code=6
+    )
     assert "delta is needed" in run("privacy", "study.toml", cwd=folder, code=2)

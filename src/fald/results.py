@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ import numpy as np
 from fald.checkpoint import write_atomically
 from fald.engines.base import Problem, Records
 from fald.errors import ConfigError, DataError, StorageError
+from fald.models.base import Model
 from fald.version import __version__
 
 if TYPE_CHECKING:
@@ -30,8 +33,7 @@ def build_tree(
     joined = Records(*[np.concatenate([getattr(r, f) for r in records]) for f in Records._fields])
     flat = np.swapaxes(joined.position, 0, 1)
     num_chains, num_draws = flat.shape[:2]
-    report = jax.jit(jax.vmap(lambda theta: model.report(model.unravel(theta))))
-    values = report(flat.reshape(num_chains * num_draws, -1))
+    values = _reported(model, flat.reshape(num_chains * num_draws, -1))
     coords: dict[str, Any] = {"chain": np.arange(num_chains), "draw": np.arange(num_draws)}
     posterior = {}
     for name, value in values.items():
@@ -82,6 +84,21 @@ def build_tree(
         said = guard.statement()
         tree.attrs |= {"privacy_statement": said.text, "privacy": said.to_json()}
     return tree
+
+
+def _reported(model: Model, flat: np.ndarray) -> dict[str, Any]:
+    """Reported quantities of many flat positions; compiled only where something is transformed."""
+    if model.constrain_fn is not None:
+        return _compiled_report(model, str(flat.dtype))(flat)
+    leaves, structure = jax.tree.flatten(model.initial_position)
+    parts = np.split(flat, np.cumsum([np.size(leaf) for leaf in leaves])[:-1], axis=1)
+    shaped = [part.reshape(len(flat), *np.shape(leaf)) for part, leaf in zip(parts, leaves)]
+    return model.report(jax.tree.unflatten(structure, shaped))
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled_report(model: Model, dtype: str) -> Callable[[np.ndarray], dict[str, Any]]:
+    return jax.jit(jax.vmap(lambda theta: model.report(model.unravel(theta))))
 
 
 def save(tree: xr.DataTree, path: str | Path) -> Path:

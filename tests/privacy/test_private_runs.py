@@ -92,9 +92,9 @@ def test_private_noise_cannot_be_repeated_from_the_seed():
 def test_no_secret_is_written_to_disk(tmp_path, monkeypatch):
     words = np.array([0xDEADBEEF, 0x12345678], np.uint32)
     monkeypatch.setattr("fald.sampling.secret_words", lambda: words)
-    tree = fald.sample(
-        0, LOGISTIC, regression_data(), num_rounds=20, privacy=Protection(delta=1e-4), checkpoint=tmp_path / "c", **RUN
-    )  # fmt: skip
+    privacy = Protection(delta=1e-4)
+    data = regression_data()
+    tree = fald.sample(0, LOGISTIC, data, num_rounds=20, privacy=privacy, checkpoint=tmp_path / "c", **RUN)
     fald.save(tree, tmp_path / "t.nc")
     for path in tmp_path.rglob("*"):
         if path.is_file():

@@ -21,7 +21,7 @@ from fald.data import FederatedData
 from fald.errors import ConfigError, FaldError
 from fald.models.base import Model
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
-from fald.planner.predict import Guarantee, Prediction, errors_at, what_if, guarantee
+from fald.planner.predict import Guarantee, Prediction, errors_at, guarantee, what_if
 from fald.prepare import prepare
 
 LOCAL_STEPS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80)
