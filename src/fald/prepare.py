@@ -32,7 +32,7 @@ MAX_DIM = 500
 _BLOCK = 1024  # rows per compiled call
 _LADDER = 2.0 ** -np.arange(1, 25)
 _CLOSE = 1e-3  # posterior standard deviations from the mode, where rounding may end the search
-_FLATTEST = 1e-8  # curvature left of that at the start, below which a direction counts as flat
+_RUNNING = 5e-3  # a last step longer than this part of the way is one of a search that never ends
 
 
 class Report(NamedTuple):
@@ -333,7 +333,7 @@ def find_mode(
             f"the energy or its derivatives are not finite at the start (energy {here.value})",
             hint="start where the model has a density, and check it for log(0) or overflow",
         )
-    at_start = _stretched(here.hessian)
+    unit, first = 1 / _scaled(here.hessian)[0], position
     while True:
         step, decrement = _newton(here)
         if decrement <= tolerance:
@@ -357,18 +357,15 @@ def find_mode(
             if not _finite(trial):
                 raise _no_mode("the derivatives are not finite on the way", decrement, step, parameters)
         position, here = position + step, trial
-    _check_curved(here.hessian, at_start, parameters)
+    way = 1 + float(np.max(np.abs(position - first) / unit))
+    if np.max(np.abs(step) / unit) > _RUNNING * way:
+        raise _no_mode("the energy has no minimum: it falls on and on", decrement, step, parameters)
+    _check_curved(here.hessian, unit, parameters)
     return position, here, exchanges
 
 
 def _finite(report: Report) -> bool:
     return all(bool(np.all(np.isfinite(part))) for part in report)
-
-
-def _stretched(hessian: Array) -> Array:
-    """|H|: eigenvalues by their size, in coordinates that give H a unit diagonal."""
-    scale, values, vectors = _scaled(hessian)
-    return scale[:, None] * ((vectors * _sizes(values)) @ vectors.T) * scale
 
 
 def _sizes(values: Array) -> Array:
@@ -396,20 +393,18 @@ def _goes_down(here: Report, trial: Report, step: Array, decrement: float) -> bo
     return closer or trial.value <= here.value + 1e-4 * float(here.gradient @ step)
 
 
-def _check_curved(hessian: Array, at_start: Array, parameters: Sequence[str]) -> None:
+def _check_curved(hessian: Array, unit: Array, parameters: Sequence[str]) -> None:
     scale, values, vectors = _scaled(hessian)
-    left, direction = float(values[0] / values[-1]), vectors[:, 0] / scale
-    if left > len(values) * 1e-13:
-        root = np.linalg.inv(np.linalg.cholesky(at_start))
-        values, vectors = np.linalg.eigh(root @ hessian @ root.T)
-        left, direction = float(values[0]), root.T @ vectors[:, 0]
-        if left >= _FLATTEST:
-            return
+    direction = vectors[:, 0] / scale
+    left = scale * unit  # roots of the curvatures, against those at the start
+    if left.min() < 1e-6:
+        direction = np.eye(len(left))[np.argmin(left)]
+    elif values[0] > len(values) * 1e-13 * values[-1]:
+        return
     raise DataError(
-        f"the posterior is flat where the search ended: {max(left, 0.0):.2g} of the usual curvature is left"
-        f"{_along(direction, parameters)}",
-        hint="a feature that separates the outcomes or repeats others does this; give every parameter a "
-        "proper prior of a sensible scale",
+        f"the posterior is flat where the search ended{_along(direction, parameters)}",
+        hint="a feature that repeats others or separates the outcomes does this; give every parameter a "
+        "proper prior",
     )
 
 
@@ -422,7 +417,8 @@ def _along(direction: Array, parameters: Sequence[str]) -> str:
 def _no_mode(what: str, decrement: float, step: Array, parameters: Sequence[str]) -> DataError:
     return DataError(
         f"{what}; the last step was {decrement:.3g} posterior standard deviations{_along(step, parameters)}",
-        hint="a proper prior and features on similar scales help; or start nearer to the mode",
+        hint="a feature that separates the outcomes does this under a flat prior; a proper prior, features "
+        "on similar scales or another start help",
     )
 
 

@@ -31,6 +31,7 @@ _MAX_SIZE_CLASSES = 8
 _DRAW_BYTES = 64 * 2**20
 _MOST_DRAWS = 4096
 _GATHER_BYTES = 16 * 2**20
+_WORK_AT_ONCE = 2**15
 _IN_PLACE_BYTES = 64 * 2**20
 _BOUNDARY = 64
 
@@ -185,8 +186,13 @@ def _draw_capacity(problem: Problem) -> int:
     return int(np.clip(_DRAW_BYTES // (numbers * float_dtype().itemsize), 1, _MOST_DRAWS))
 
 
+def row_numbers(rows: PyTree) -> int:
+    """Numbers in one row."""
+    return sum(int(np.prod(np.shape(a)[1:])) for a in jax.tree.leaves(rows))
+
+
 def _row_bytes(data: FederatedData) -> int:
-    return sum(int(np.prod(np.shape(a)[1:])) * float_dtype().itemsize for a in jax.tree.leaves(data.rows))
+    return row_numbers(data.rows) * float_dtype().itemsize
 
 
 def _as_device(array: Any) -> jax.Array | Split:
@@ -304,7 +310,10 @@ def _compile(
                 together = jax.vmap(update, in_axes=(None, 0, None, 0, 0, 0))
                 return together(prepare(client), keys, client, drawn.weight[:, client], messages, own)
 
-            parts.append(jax.lax.map(one, members))
+            # small clients side by side: one call for each would cost more than its work
+            numbers = num_chains * (max(size_class.capacity, 1) * row_numbers(tables.rows) + model.dim)
+            together = min(size_class.members, max(1, _WORK_AT_ONCE // numbers))
+            parts.append(jax.lax.map(one, members, batch_size=together if together > 1 else None))
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[tables.order], *parts)
 
     def drawn_only(tables, hyper, keys, round_index, drawn, messages, memory):
