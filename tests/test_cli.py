@@ -300,7 +300,7 @@ def test_float64_is_one_switch(folder):
 
 def test_help_fits_a_screen_and_shows_an_example(tmp_path):
     assert "fald demo" in run("--help", cwd=tmp_path)
-    for command in ("demo", "run", "diagnose", "predict", "new"):
+    for command in ("demo", "run", "diagnose", "predict", "plan", "privacy", "new"):
         text = run(command, "--help", cwd=tmp_path)
         assert "Example: fald " + command in text
         assert len(text.splitlines()) <= 30
@@ -350,3 +350,39 @@ def test_a_budget_ends_a_run_with_6_and_keeps_the_draws(folder):
         "privacy", "study.toml", "--delta", "1e-4", cwd=folder, code=6
     )
     assert "delta is needed" in run("privacy", "study.toml", cwd=folder, code=2)
+
+
+def test_plan_writes_settings_that_hold_what_it_promised(folder):
+    text = run("plan", "study.toml", cwd=folder)
+    assert "Recommended" in text
+    assert "rounds predicted" in text
+    assert "rounds guaranteed" in text
+    document = json.loads(run("plan", "study.toml", "--json", "--write", "--plot", "p.html", cwd=folder))
+    chosen = document["recommended"]["settings"]
+    written = load_study(folder / "study.toml").sampler
+    assert written.local_steps == chosen["local-steps"]
+    assert written.step_size == chosen["step-size"]
+    assert "drug" in (folder / "study.toml").read_text()
+    assert (folder / "p.html").stat().st_size > 1000
+    result = json.loads(run("run", "study.toml", "-q", "--json", cwd=folder))
+    assert result["complaints"] == []
+    assert result["foreseen"]["predicted"]["bias"] <= 0.05
+    assert result["foreseen"]["predicted"]["sd_error"] <= 0.05
+    shown = run("diagnose", "runs/study", "--doubling", "200", cwd=folder)
+    for word in ("predicted:", "guaranteed:", "measured: W2 between halves", "twice the step size, measured"):
+        assert word in shown
+
+
+def test_plan_from_constants_and_its_errors(folder):
+    found = json.loads(run("plan", "--constants", "L=34 m=1 d=2 N=50", "--json", cwd=folder))
+    assert found["best_local_steps"] == 6  # √(1 + 34) to rounding
+    assert found["predicted"] is None
+    for arguments, word in (
+        (["plan"], "--constants"),
+        (["plan", "study.toml", "--constants", "L=1 m=1 d=1"], "--constants"),
+        (["plan", "--constants", "L=1 m=2 d=1"], "strong-convexity"),
+        (["plan", "--constants", "Q=1"], "unknown constant"),
+        (["plan", "--constants", "L=1 m=1 d=1", "--write"], "--write"),
+        (["plan", "study.toml", "--bias", "-1"], "bias"),
+    ):
+        assert word in run(*arguments, cwd=folder, code=2)

@@ -266,7 +266,7 @@ def test_a_client_that_is_not_strongly_convex_is_named():
 
 
 def test_an_energy_that_is_not_convex_has_no_constants():
-    with pytest.raises(DataError, match="strongly convex; the smallest curvature of client .* is -"):
+    with pytest.raises(DataError, match=r"strongly convex; the smallest curvature of client .* is -"):
         measure.constants(fald.models.linear_regression(2), poisson_data())
 
 

@@ -4,7 +4,18 @@ Each client keeps its rows; only parameters travel. ``fald.sample`` draws from t
 by federated averaging Langevin dynamics, ``fald.summary`` says what it found.
 """
 
-from fald import datasets, diagnostics, errors, gaussian, models, partition, samplers, theory
+from fald import (
+    datasets,
+    diagnostics,
+    errors,
+    gaussian,
+    models,
+    partition,
+    planner,
+    privacy,
+    samplers,
+    theory,
+)
 from fald.checkpoint import Checkpoint
 from fald.data import FederatedData
 from fald.engines import InProcess
@@ -35,7 +46,9 @@ __all__ = [
     "models",
     "paper_decay",
     "partition",
+    "planner",
     "predict",
+    "privacy",
     "sample",
     "samplers",
     "save",

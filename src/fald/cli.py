@@ -12,10 +12,11 @@ from typing import Annotated, Any
 import jax
 import typer
 
-from fald import commands, diagnostics, privacy_commands, tables
+from fald import commands, diagnostics, plan_report, privacy_commands, tables
 from fald.checkpoint import write_atomically
 from fald.datasets import load_bundled_study
 from fald.errors import ConfigError, ExitCode, FaldError
+from fald.planner import Goal
 from fald.privacy.calibration import Budget
 from fald.study import TEMPLATE, Study, load_study
 from fald.version import __version__
@@ -90,16 +91,27 @@ def run(
 
 
 @app.command()
-def diagnose(folder: Run, level: Level = 0.95, as_json: Json = False, strict: Strict = False) -> None:
+def diagnose(
+    folder: Run,
+    level: Level = 0.95,
+    doubling: Annotated[
+        int, typer.Option(help="Rounds of a check with twice the step size; 0: none.")
+    ] = 2000,
+    as_json: Json = False,
+    strict: Strict = False,
+) -> None:
     """Say how far to trust a run: mixing, effective sample size, drift per site.
 
     Example: fald diagnose runs/study --strict
     """
     _, tree = commands.open_run(folder)
+    found = None if tree.attrs["point_estimate"] else commands.check_run(folder, doubling)
     if as_json:
-        print(json.dumps(commands.document(tree, level), indent=1))
+        print(json.dumps({**commands.document(tree, level), "checks": found}, indent=1))
     else:
         print(commands.text(tree, level))
+        if found is not None:
+            print(f"\nPredicted, guaranteed and measured\n{plan_report.checks_text(found)}")
         print("\nDistance of each site from the average at the end of a round")
         print(tables.drift_text(diagnostics.client_drift(tree)))
     if strict:
@@ -135,6 +147,57 @@ def predict(
     else:
         write_atomically(out, content.encode())
         print(f"{len(frame)} predictions written to {out} ({100 * level:g}% intervals)", file=sys.stderr)
+
+
+@app.command()
+def plan(
+    study: Annotated[Path | None, typer.Argument(show_default=False)] = None,
+    constants: Annotated[
+        list[str] | None,
+        typer.Option(metavar="L=… m=… d=…", help="Plan from constants, without data.", show_default=False),
+    ] = None,
+    bias: Annotated[float, typer.Option(help="Wanted: shift of means, in posterior sds.")] = 0.05,
+    sd_error: Annotated[float, typer.Option(help="Wanted: relative error of sds.")] = 0.05,
+    rounds: Annotated[
+        int | None, typer.Option(help="Best accuracy within so many rounds.", show_default=False)
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="With --constants: W2 to guarantee.")] = 0.1,
+    settings: Settings = None,
+    write: Annotated[bool, typer.Option("--write", help="Write the settings into the study.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write error against rounds (.html).", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose local steps, step size and rounds for a study, before running it.
+
+    Example: fald plan study.toml --write
+
+    Example: fald plan --constants "L=300 m=4 d=9 N=4"
+    """
+    if (study is None) == (not constants):
+        raise ConfigError("give a study, or --constants", hint='for example --constants "L=300 m=4 d=9"')
+    if study is None:
+        if write or plot is not None:
+            raise ConfigError("--write and --plot need a study")
+        found = plan_report.certified(plan_report.parse_constants(constants or []), epsilon)
+        print(json.dumps(found, indent=1) if as_json else plan_report.certified_text(found))
+        return
+    loaded = load_study(study, settings or [])
+    commands.set_precision(loaded)
+    goal = Goal(bias=bias, sd_error=sd_error, num_chains=loaded.sampler.num_chains)
+    made = plan_report.plan_study(loaded, goal, rounds)
+    print(
+        json.dumps(plan_report.document(made, loaded.title), indent=1)
+        if as_json
+        else plan_report.text(made, loaded.title)
+    )
+    if plot is not None:
+        plan_report.plot(made, plot)
+        print(f"figure written to {plot}", file=sys.stderr)
+    if write:
+        plan_report.write_settings(study, plan_report.sampler_settings(made))
+        print(f"settings written to {study}", file=sys.stderr)
 
 
 @app.command()

@@ -12,6 +12,7 @@ import jax
 from fald import diagnostics, tables
 from fald.checkpoint import Checkpoint, write_atomically
 from fald.errors import ConfigError, DiagnosticsError, FaldError, StorageError
+from fald.planner import checks, foresee
 from fald.predict import predict
 from fald.results import draws_by_row, load, save, settings_of
 from fald.sampling import sample
@@ -77,6 +78,7 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.Da
             error.hint += f"; {kept} draws per chain are kept in {out / 'partial.nc'}"
         raise
     write_atomically(out / "study.json", about)
+    tree.attrs["foreseen"] = json.dumps(foresee(model, data, settings_of(tree)))
     save(_named(tree, study), result)
     (out / "partial.nc").unlink(missing_ok=True)
     write_atomically(out / "summary.json", json.dumps(document(tree), indent=1).encode())
@@ -137,6 +139,7 @@ def document(tree: xr.DataTree, level: float = 0.95) -> dict[str, Any]:
         "summary": tables.records(summary(tree, level=level)),
         "complaints": diagnostics.verdict(tree),
         "note": tables.BIAS_NOTE,
+        "foreseen": json.loads(tree.attrs["foreseen"]) if "foreseen" in tree.attrs else None,
         "step_times_curvature": tree.attrs.get("step_times_curvature"),
         "pseudo_posterior": bool(tree.attrs["pseudo_posterior"]),
         "privacy": json.loads(tree.attrs["privacy"]) if "privacy" in tree.attrs else None,
@@ -170,6 +173,9 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
     lines += [tables.summary_text(summary(tree, level=level), units), ""]
     lines += [f"warning: {c}" for c in diagnostics.verdict(tree)]
     lines.append(tables.BIAS_NOTE)
+    foreseen = json.loads(tree.attrs.get("foreseen", "{}")).get("predicted")
+    if foreseen:
+        lines.append(f"Predicted for these settings: {tables.predicted_errors(foreseen)}.")
     if tree.attrs["pseudo_posterior"]:
         lines.append(
             "Gradients of rows were clipped: this is a pseudo-posterior, not that of the model as written."
@@ -186,6 +192,14 @@ def require_clean(tree: xr.DataTree) -> None:
         raise DiagnosticsError(
             "; ".join(complaints), hint="run longer: more rounds, more chains, or a larger step"
         )
+
+
+def check_run(folder: Path, doubling_rounds: int) -> dict[str, Any]:
+    """Prediction, guarantee and measurements of a finished run; needs the study's files."""
+    study, tree = open_run(folder)
+    set_precision(study)
+    data = study.read_data()
+    return checks(tree, study.build_model(data.features), data, doubling_rounds=doubling_rounds)
 
 
 def predict_table(folder: Path, table: Path, level: float) -> pd.DataFrame:

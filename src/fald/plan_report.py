@@ -19,7 +19,7 @@ from fald.figures import write_lines
 from fald.planner import LOCAL_STEPS, Candidate, Goal, Guarantee, Plan, plan, trajectory
 from fald.planner.checks import plain
 from fald.study import Study
-from fald.tables import align, number
+from fald.tables import align, number, percent, predicted_errors
 from fald.theory import Constants
 
 _LETTERS = {
@@ -251,7 +251,7 @@ def checks_text(found: Mapping[str, Any]) -> str:
     if predicted is None:
         lines.append(f"predicted: none ({found['no_prediction']})")
     else:
-        lines.append(f"predicted: {_errors(predicted)}")
+        lines.append(f"predicted: {predicted_errors(predicted)}")
         if found["remark"]:
             lines.append(f"  {found['remark']}")
     sure = found["guaranteed"]
@@ -263,10 +263,10 @@ def checks_text(found: Mapping[str, Any]) -> str:
     m = found["measured"]
     if m["w2_between_halves"] is not None:
         noise = m["w2_from_noise_relative"]
-        alone = "" if noise is None else f"; Monte-Carlo error alone gives about {_percent(noise)}"
+        alone = "" if noise is None else f"; Monte-Carlo error alone gives about {percent(noise)}"
         lines.append(
             f"measured: W2 between halves of the chains {number(m['w2_between_halves'])}, "
-            f"{_percent(m['w2_between_halves_relative'])} of the posterior's size{alone}"
+            f"{percent(m['w2_between_halves_relative'])} of the posterior's size{alone}"
         )
     if m["drift"] is not None:
         lines.append(
@@ -279,7 +279,7 @@ def checks_text(found: Mapping[str, Any]) -> str:
             error = f" ± {change['standard_error']:.2g}" if "standard_error" in change else ""
             lines.append(
                 f"twice the step size, {kind}: means move by up to {change['shift']:.2g}{error} posterior sd "
-                f"({change['shift_parameter']}), sds by up to {_percent(change['sd_change'])}"
+                f"({change['shift_parameter']}), sds by up to {percent(change['sd_change'])}"
             )
     return "\n".join(lines)
 
@@ -377,20 +377,9 @@ def _constants_text(known: Constants | None, reason: str) -> str:
     return align(["constant", "value", "origin"], rows)
 
 
-def _errors(p: Mapping[str, Any]) -> str:
-    return (
-        f"bias {p['bias']:.2g} posterior sd ({p['bias_parameter']}), sd error {_percent(p['sd_error'])} "
-        f"({p['sd_parameter']}), W2 {number(p['w2'])} ({_percent(p['w2_relative'])} of the posterior's size)"
-    )
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f}%" if abs(value) >= 0.1 else f"{100 * value:.2g}%"
-
-
 def _verdict(plan: Plan, best: Candidate) -> list[str]:
     assert best.predicted is not None
-    lines = [f"predicted: {_errors(plain(best.predicted))}"]
+    lines = [f"predicted: {predicted_errors(plain(best.predicted))}"]
     if best.ess > 0:
         lines.append(
             f"predicted: {best.ess:,.0f} effective draws of the slowest parameter, "
@@ -419,7 +408,7 @@ def _candidates_text(plan: Plan) -> str:
                 f"{c.num_rounds:,}",
                 sure,
                 f"{c.predicted.bias:.2g}",
-                _percent(c.predicted.sd_error),
+                percent(c.predicted.sd_error),
             ]
         )
     notes = [
@@ -435,7 +424,7 @@ def _reasons(plan: Plan) -> list[str]:
     share = best.num_warmup / best.num_rounds
     time = best.predicted.autocorrelation_time
     lines = [
-        f"rounds: {_percent(share)} to arrive, {_percent(1 - share)} for draws; "
+        f"rounds: {percent(share)} to arrive, {percent(1 - share)} for draws; "
         f"{time:,.0f} rounds make one effective draw"
     ]
     total = plan.what_if["as it is"]

@@ -334,6 +334,7 @@ features = ["treatment", "age"]
 family = "logistic"        # linear, logistic, poisson or softmax (with num-classes)
 prior-scale = 2.5          # coefficients ~ Normal(0, prior-scale)
 
+# "fald plan THIS-FILE --write" chooses the numbers of this section.
 [sampler]
 num-rounds = 5000          # communication rounds, warm-up included
 num-warmup = 1000          # rounds thrown away at the start

@@ -29,6 +29,19 @@ def number(value: Any) -> str:
     return f"{value:.2e}"
 
 
+def percent(value: float) -> str:
+    """A share in per cent."""
+    return f"{100 * value:.0f}%" if abs(value) >= 0.1 else f"{100 * value:.2g}%"
+
+
+def predicted_errors(p: Mapping[str, Any]) -> str:
+    """The figures of a prediction in one line."""
+    return (
+        f"bias {p['bias']:.2g} posterior sd ({p['bias_parameter']}), sd error {percent(p['sd_error'])} "
+        f"({p['sd_parameter']}), W2 {number(p['w2'])} ({percent(p['w2_relative'])} of the posterior's size)"
+    )
+
+
 def align(header: list[str], rows: list[list[str]]) -> str:
     """Columns side by side: the first to the left, numbers to the right."""
     widths = [max(len(r[i]) for r in [header, *rows]) for i in range(len(header))]

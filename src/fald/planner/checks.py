@@ -19,6 +19,7 @@ from fald.participation import Participation
 from fald.planner.law import Problem, Setting
 from fald.planner.predict import Prediction, guarantee, predict
 from fald.planner.search import local_models
+from fald.predict import flat_positions
 from fald.results import require_posterior, settings_of
 from fald.sampling import sample
 from fald.schedules import paper_decay
@@ -108,14 +109,10 @@ def plain(prediction: Prediction) -> dict[str, Any]:
     return {name: getattr(prediction, name) for name in names.split(" ")}
 
 
-def flat_draws(tree: xr.DataTree, model: Model) -> np.ndarray:
-    """(chains, draws, d) unconstrained draws in the order of the flat position."""
-    groups: Any = tree
-    if "unconstrained_posterior" in tree.children:
-        return np.asarray(groups["unconstrained_posterior"]["position"].values, np.float64)
-    names = list(jax.eval_shape(model.report, model.initial_position))
-    arrays = [np.asarray(groups["posterior"][name].values, np.float64) for name in names]
-    return np.concatenate([a.reshape(*a.shape[:2], -1) for a in arrays], axis=-1)
+def _by_chain(tree: xr.DataTree, model: Model) -> np.ndarray:
+    """(chains, draws, d) unconstrained draws."""
+    chains = tree.children["posterior"].sizes["chain"]
+    return flat_positions(model, tree).astype(np.float64).reshape(chains, -1, model.dim)
 
 
 def checks(
@@ -146,7 +143,7 @@ def checks(
     is evidence of small bias as long as bias is proportional to the step size, which holds for small steps.
     """
     require_posterior(tree)
-    settings, draws = settings_of(tree), flat_draws(tree, model)
+    settings, draws = settings_of(tree), _by_chain(tree, model)
     problem, setting = None, None
     try:
         if settings.get("privacy") is None and data.num_rows * model.dim**2 <= _MOST_WORK:
@@ -233,7 +230,7 @@ def _measured_change(tree, draws: np.ndarray, model: Model, data: FederatedData,
         step_size=2 * setting.step_size,
         participation=setting.participation,
     )
-    other = flat_draws(twice, model)
+    other = _by_chain(twice, model)
     (mean, cov), (mean2, cov2) = _moments(draws), _moments(other)
     sd = np.sqrt(np.diag(cov))
     shift = np.abs(mean2 - mean) / sd
