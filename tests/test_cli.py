@@ -386,3 +386,55 @@ def test_plan_from_constants_and_its_errors(folder):
         (["plan", "study.toml", "--bias", "-1"], "bias"),
     ):
         assert word in run(*arguments, cwd=folder, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["demo", "--out", "north.csv"], 2, ["not an earlier demo"]),
+        (["run", "study.toml", "--level", "1.5"], 2, ["level must be between"]),
+        (["run", "study.toml", "--set", "num-rounds=1e20"], 2, ["num-rounds"]),
+        (["run", "study.toml", "--set", "num-rounds=2000000000", "--set", "local-steps=9"], 2, ["2^31"]),
+        (["run", "study.toml", "--set", "seed=-1"], 2, ["seed"]),
+        (["run", "study.toml", "--set", 'target="drug"'], 2, ["columns named twice"]),
+        (["new", "nowhere/study.toml"], 8, ["make the folder nowhere first"]),
+        (["privacy", "--run", "x", "--set", "seed=1"], 2, ["as it was"]),
+    ],
+)
+def test_more_nonsense_is_answered_before_any_work(folder, arguments, code, words):
+    error = run(*arguments, cwd=folder, code=code)
+    for word in words:
+        assert word in error
+    assert not (folder / "runs").exists()
+
+
+def test_other_separators_and_numbers_too_large_are_named(folder):
+    table = pd.read_csv(folder / "north.csv")
+    table.to_csv(folder / "north.csv", index=False, sep=";")
+    assert "separated by commas" in run("run", "study.toml", cwd=folder, code=3)
+    table.assign(age=np.where(table.index == 2, 1e30, table["age"])).to_csv(folder / "north.csv", index=False)
+    assert "feature 'age' has the value 1e+29" in run("run", "study.toml", cwd=folder, code=3)
+
+
+def test_a_budget_that_ends_in_the_warm_up_spends_nothing(folder):
+    (folder / "study.toml").write_text(PRIVATE)
+    error = run("run", "study.toml", "-q", "--set", "num-warmup=590", cwd=folder, code=6)
+    assert "before its first draw" in error
+    assert not (folder / "runs/study/checkpoint/begun.json").exists()
+
+
+def test_the_privacy_of_a_killed_run_can_be_stated(folder):
+    (folder / "study.toml").write_text(PRIVATE)
+    run("run", "study.toml", "-q", "--set", "privacy.max-epsilon=50", cwd=folder)
+    stated = json.loads(run("privacy", "--run", "runs/study", "--json", cwd=folder))
+    (folder / "runs/study/posterior.nc").unlink()
+    killed = json.loads(run("privacy", "--run", "runs/study", "--json", cwd=folder))
+    assert killed["epsilon"] == pytest.approx(stated["epsilon"], rel=1e-3)
+    assert "was killed" in killed["text"]
+    assert "--resume" in run("diagnose", "runs/study", cwd=folder, code=8)
+
+
+def test_one_chain_is_told_that_mixing_was_not_compared(folder):
+    out = run("run", "study.toml", "-q", "--set", "num-chains=1", cwd=folder)
+    assert "R-hat needs two chains" in out
+    assert "nan" not in out

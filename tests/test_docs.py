@@ -108,7 +108,7 @@ def test_readme_study_of_two_files(tmp_path):
         shutil.copy(table, tmp_path)
     (study,) = blocks("toml")
     ours = [(c, out) for c, out in commands() if c.startswith("fald") and c != "fald demo"]
-    assert [c.split()[1] for c, _ in ours] == ["new", "run", "diagnose", "predict"]
+    assert [c.split()[1] for c, _ in ours] == ["new", "run", "diagnose", "predict", "privacy", "privacy"]
     for command, printed in ours:
         actual = run(command, tmp_path)
         if printed is not None:
@@ -145,7 +145,7 @@ def test_picture_shows_the_numbers_of_the_demo():
     (printed,) = [out for command, out in commands() if command == "fald demo"]
     picture = (ROOT / "docs" / "images" / "demo.svg").read_text(encoding="utf-8")
     shown = re.findall(r">(\d\.\d\d) \((\d\.\d\d) to (\d\.\d\d)\)<", picture)
-    rows = re.findall(r"^\w+ +(\d\.\d+) +(\d\.\d+) to (\d\.\d+)", printed, re.MULTILINE)
+    rows = re.findall(r"^\w+(?: \(per \d+\))? +(\d\.\d+) +(\d\.\d+) to (\d\.\d+)", printed, re.MULTILINE)
     assert len(shown) == len(rows) == 8
     np.testing.assert_allclose(np.array(shown, float), np.array(rows, float), atol=0.0051)
 

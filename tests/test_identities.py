@@ -403,3 +403,16 @@ class TestRowsReadInPlace:
             assert np.array_equal(np.concatenate(split), part)
         # rows of 64 bytes never reach a boundary from 16 bytes after one
         assert not isinstance(inprocess._as_device(misaligned(np.zeros((9, 16), np.float32))), Split)
+
+
+def test_both_halves_of_a_seed_count():
+    data = fald.FederatedData.from_arrays({"a": np.array([[1.0], [2.0]])})
+    model = fald.models.gaussian_location([[1.0]])
+    settings = {"num_rounds": 3, "local_steps": 1, "step_size": 0.01, "progress": False}
+    draws = [fald.sample(seed, model, data, **settings)["posterior"]["location"] for seed in (5, 5 + 2**32)]
+    assert not np.array_equal(*draws)
+    key = fald.sample(jax.random.key(5), model, data, **settings)["posterior"]["location"]
+    np.testing.assert_array_equal(draws[0], key)
+    for bad in (-1, 2**63):
+        with pytest.raises(fald.errors.ConfigError, match="seed"):
+            fald.sample(bad, model, data, **settings)

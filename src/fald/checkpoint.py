@@ -75,11 +75,15 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
 
 def storage_error(path: Path, error: OSError) -> StorageError:
     """Describe a failed write."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    what = "the disk is full" if full else (error.strerror or str(error))
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return StorageError(
+            f"cannot write {path}: the disk is full",
+            hint="what was saved before is intact; free space or choose another folder, then resume",
+        )
+    missing = error.errno == errno.ENOENT
     return StorageError(
-        f"cannot write {path}: {what}",
-        hint="what was saved before is intact; free space or choose another folder, then resume",
+        f"cannot write {path}: {error.strerror or error}",
+        hint=f"make the folder {path.parent} first" if missing else "choose another place",
     )
 
 

@@ -18,6 +18,7 @@ from fald.datasets import load_bundled_study
 from fald.errors import ConfigError, ExitCode, FaldError
 from fald.planner import Goal
 from fald.privacy.calibration import Budget
+from fald.results import check_level
 from fald.study import TEMPLATE, Study, load_study
 from fald.version import __version__
 
@@ -54,7 +55,8 @@ def demo(
     Example: fald demo
     """
     study = load_bundled_study("indo")
-    if out.exists() and not (out / "study.json").exists() and any(out.iterdir()):
+    ours = out.is_dir() and ((out / "study.json").exists() or not any(out.iterdir()))
+    if out.exists() and not ours:
         raise ConfigError(f"{out} exists and is not an earlier demo", hint="choose another folder with --out")
     commands.forget_run(out)
     _finish(study, out, resume=False, as_json=as_json, quiet=quiet, strict=False, level=0.95)
@@ -224,12 +226,14 @@ def privacy(
     """
     words = list(study or [])
     if folder is not None:
-        if words:
-            raise ConfigError("give a study or --run, not both")
+        if words or settings or epsilon is not None:
+            raise ConfigError("--run states the privacy of a run as it was; give no study and no settings")
         document, show = privacy_commands.run_document(folder), lambda d: d["text"]
-        loaded = commands.open_run(folder)[0]
+        loaded = commands.read_study(folder)
     else:
         search = words[:1] == ["calibrate"]
+        if len(words) == search and Path("study.toml").exists():
+            words.append("study.toml")  # the name that "fald new" gives
         if len(words) != 1 + search:
             raise ConfigError(
                 "a study file is needed", hint="fald privacy [calibrate] STUDY.toml, or --run DIR"
@@ -287,6 +291,7 @@ def _use_compilation_cache() -> None:
 def _finish(
     study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float
 ) -> None:
+    check_level(level)
     tree = commands.run_study(study, out, resume=resume, progress=not quiet)
     if as_json:
         print(json.dumps({**commands.document(tree, level), "folder": str(out)}, indent=1))

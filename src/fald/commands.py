@@ -100,8 +100,8 @@ def forget_run(out: Path) -> None:
         shutil.rmtree(out / "checkpoint")
 
 
-def open_run(folder: Path) -> tuple[Study, xr.DataTree]:
-    """The study and the draws of a run folder; unfinished runs give what they have kept."""
+def read_study(folder: Path) -> Study:
+    """The study of a run folder."""
     if not folder.is_dir():
         raise ConfigError(
             f"no such folder: {folder}", hint="give the folder of a run, the --out of 'fald run'"
@@ -113,9 +113,19 @@ def open_run(folder: Path) -> tuple[Study, xr.DataTree]:
         settings = json.loads(about.read_text())
     except ValueError as error:
         raise StorageError(f"{about} is damaged ({error})", hint="restore it, or run again") from error
-    study = make_study(settings, str(about))
-    name = "posterior.nc" if (folder / "posterior.nc").exists() else "partial.nc"
-    return study, load(folder / name)
+    return make_study(settings, str(about))
+
+
+def open_run(folder: Path) -> tuple[Study, xr.DataTree]:
+    """The study and the draws of a run folder; unfinished runs give what they have kept."""
+    study = read_study(folder)
+    for name in ("posterior.nc", "partial.nc"):
+        if (folder / name).exists():
+            return study, load(folder / name)
+    raise StorageError(
+        f"the run in {folder} was stopped before it could write a result",
+        hint=f"what it saved is in its checkpoint; go on with: fald run STUDY --out {folder} --resume",
+    )
 
 
 def document(tree: xr.DataTree, level: float = 0.95) -> dict[str, Any]:
@@ -167,7 +177,8 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
         "",
     ]
     if tree.attrs["point_estimate"]:
-        cells = [[label, tables.number(value)] for label, value in last_iterate(tree).items()]
+        units = json.loads(tree.attrs.get("units", "{}"))
+        cells = [[tables.labelled(k, units), tables.number(v)] for k, v in last_iterate(tree).items()]
         return "\n".join([*lines, tables.align(["parameter", "estimate"], cells), "", POINT_NOTE])
     units = json.loads(tree.attrs.get("units", "{}"))
     lines += [tables.summary_text(summary(tree, level=level), units), ""]
@@ -175,7 +186,10 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
     lines.append(tables.BIAS_NOTE)
     foreseen = json.loads(tree.attrs.get("foreseen", "{}")).get("predicted")
     if foreseen:
-        lines.append(f"Predicted for these settings: {tables.predicted_errors(foreseen)}.")
+        lines.append(
+            f"Predicted for these settings: means off by up to {foreseen['bias']:.2g} posterior sd, "
+            f"sds by up to {tables.percent(foreseen['sd_error'])}."
+        )
     if tree.attrs["pseudo_posterior"]:
         lines.append(
             "Gradients of rows were clipped: this is a pseudo-posterior, not that of the model as written."

@@ -295,6 +295,8 @@ def read_table(path: str | Path) -> pd.DataFrame:
     import pandas as pd
 
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is not a file", hint="give a .csv or .parquet file")
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], 1)
         raise DataError(
@@ -328,12 +330,20 @@ def _names(features: Sequence[str]) -> Sequence[str]:
 def _columns_present(table: pd.DataFrame, needed: Sequence[str], where: str) -> None:
     duplicated = sorted({c for c in needed if list(needed).count(c) > 1})
     if duplicated:
-        raise ConfigError(f"columns named twice: {', '.join(duplicated)}")
+        raise ConfigError(
+            f"columns named twice: {', '.join(duplicated)}",
+            hint="the site, the target and the features must all differ",
+        )
     for column in needed:
         if list(table.columns).count(column) > 1:
             raise DataError(f"{where} has several columns {column!r}", hint="rename or remove all but one")
         if column not in table.columns:
             near = difflib.get_close_matches(column, [str(c) for c in table.columns], 1)
+            if len(table.columns) == 1 and any(mark in str(table.columns[0]) for mark in ";\t|"):
+                raise DataError(
+                    f"{where} has one column only, {str(table.columns[0])!r}",
+                    hint="fields must be separated by commas; save the table as comma-separated CSV",
+                )
             raise DataError(
                 f"{where} has no column {column!r}; it has {', '.join(map(str, table.columns[:20]))}",
                 hint=f"did you mean {near[0]!r}?" if near else "check the spelling",

@@ -134,8 +134,11 @@ def verdict(tree: xr.DataTree) -> list[str]:
     """What the diagnostics object to, in sentences; empty if nothing."""
     rows = convergence(require_posterior(tree))
     rhats, sizes = ({label: row[key] for label, row in rows.items()} for key in ("r_hat", "ess_bulk"))
+    single = tree.children["posterior"].sizes["chain"] < 2
     complaints = [
-        _complaint(f"R-hat above {RHAT_LIMIT}", rhats, {k: v - RHAT_LIMIT for k, v in rhats.items()}),
+        "R-hat needs two chains or more, and there is one: mixing was not checked against another chain"
+        if single
+        else _complaint(f"R-hat above {RHAT_LIMIT}", rhats, {k: v - RHAT_LIMIT for k, v in rhats.items()}),
         _complaint(
             f"effective sample size below {ESS_LIMIT}", sizes, {k: ESS_LIMIT - v for k, v in sizes.items()}
         ),

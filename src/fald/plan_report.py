@@ -19,7 +19,7 @@ from fald.figures import write_lines
 from fald.planner import LOCAL_STEPS, Candidate, Goal, Guarantee, Plan, plan, trajectory
 from fald.planner.checks import plain
 from fald.study import Study
-from fald.tables import align, number, percent, predicted_errors
+from fald.tables import align, number, percent
 from fald.theory import Constants
 
 _LETTERS = {
@@ -251,7 +251,7 @@ def checks_text(found: Mapping[str, Any]) -> str:
     if predicted is None:
         lines.append(f"predicted: none ({found['no_prediction']})")
     else:
-        lines.append(f"predicted: {predicted_errors(predicted)}")
+        lines.append(f"predicted: {_errors(predicted)}")
         if found["remark"]:
             lines.append(f"  {found['remark']}")
     sure = found["guaranteed"]
@@ -276,12 +276,19 @@ def checks_text(found: Mapping[str, Any]) -> str:
     for kind in ("predicted", "measured"):
         change = found["doubling"][kind]
         if change is not None:
-            error = f" ± {change['standard_error']:.2g}" if "standard_error" in change else ""
+            error = f" ± {change['standard_error']:.2g}" if change.get("standard_error") else ""
             lines.append(
                 f"twice the step size, {kind}: means move by up to {change['shift']:.2g}{error} posterior sd "
                 f"({change['shift_parameter']}), sds by up to {percent(change['sd_change'])}"
             )
     return "\n".join(lines)
+
+
+def _errors(p: Mapping[str, Any]) -> str:
+    return (
+        f"bias {p['bias']:.2g} posterior sd ({p['bias_parameter']}), sd error {percent(p['sd_error'])} "
+        f"({p['sd_parameter']}), W2 {number(p['w2'])} ({percent(p['w2_relative'])} of the posterior's size)"
+    )
 
 
 def write_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
@@ -379,7 +386,7 @@ def _constants_text(known: Constants | None, reason: str) -> str:
 
 def _verdict(plan: Plan, best: Candidate) -> list[str]:
     assert best.predicted is not None
-    lines = [f"predicted: {predicted_errors(plain(best.predicted))}"]
+    lines = [f"predicted: {_errors(plain(best.predicted))}"]
     if best.ess > 0:
         lines.append(
             f"predicted: {best.ess:,.0f} effective draws of the slowest parameter, "

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fald.commands import open_run
+from fald.commands import open_run, read_study
 from fald.engines.base import Problem
-from fald.errors import ConfigError, FaldError, PrivacyError
+from fald.errors import ConfigError, FaldError, PrivacyError, StorageError
 from fald.figures import write_lines
 from fald.privacy.accountant import Ledger, account
 from fald.privacy.calibration import Budget, calibrate, pareto_front
@@ -129,8 +129,14 @@ def plot_study(study: Study, delta: float, path: Path) -> Path:
 
 
 def run_document(folder: Path) -> dict[str, Any]:
-    """The privacy of a finished or stopped run."""
-    _, tree = open_run(folder)
+    """The privacy of a finished, stopped or killed run."""
+    try:
+        _, tree = open_run(folder)
+    except StorageError:
+        begun = folder / "checkpoint" / "begun.json"
+        if not begun.exists():
+            raise
+        return _killed_document(folder, begun)
     if "privacy" not in tree.attrs:
         return {
             "guarantee": False,
@@ -139,6 +145,20 @@ def run_document(folder: Path) -> dict[str, Any]:
             "and uploads carried energies without noise.",
         }
     return {**json.loads(tree.attrs["privacy"]), "text": tree.attrs["privacy_statement"]}
+
+
+def _killed_document(folder: Path, begun: Path) -> dict[str, Any]:
+    """What a run that was killed had spent: every round its clients began to answer."""
+    study = read_study(folder)
+    settings, names = study_settings(study)
+    rounds = int(json.loads(begun.read_text())["rounds"])
+    if rounds > settings.num_rounds:  # rounds that were answered twice, at most at the largest step
+        settings = replace(settings, num_rounds=rounds, step_size=float(np.max(settings.step_size)))
+    report = Ledger(settings, delta=choose_delta(study, None)).report(rounds)
+    warmup = min(rounds, study.sampler.num_warmup)
+    simulation = study.privacy is not None and study.privacy.client_noise == "seeded"
+    said = statement(report, simulation=simulation, preparation_rounds=warmup, clients=names)
+    return {**said.data, "text": f"{said.text}\nThe run was killed; all rounds it had begun are counted."}
 
 
 def calibrate_document(study: Study, budget: Budget) -> dict[str, Any]:

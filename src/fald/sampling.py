@@ -161,13 +161,23 @@ def sample(
     num_chains = check_count("num-chains", num_chains, 1)
     num_warmup = check_count("num-warmup", num_warmup, 0)
     thinning = check_count("thinning", thinning, 1)
+    if num_rounds * method.local_steps >= 2**31:
+        raise ConfigError(
+            f"num-rounds × local-steps must stay below 2^31; got {num_rounds} × {method.local_steps}"
+        )
     if num_rounds - num_warmup < thinning:
         raise ConfigError(
             f"no draw would be kept: {num_rounds} rounds, {num_warmup} of them warm-up, thinning {thinning}",
             hint="ask for more rounds or less warm-up",
         )
     participation = full() if participation is None else participation
+    if not isinstance(participation, Participation):
+        raise ConfigError(
+            f"participation must be fald.full(), with_replacement(S) or without_replacement(S); "
+            f"got {participation!r}"
+        )
     participation.check(data.sizes)
+    _check_schedule(method, num_rounds)
     key, seed = _as_key(rng_key)
     _check_model(model, data)
     positions = _start(model, initial_position, num_chains)
@@ -188,8 +198,10 @@ def sample(
         "seed": seed,
         "privacy": None if privacy is None else asdict(privacy),
     }
-    if not (checkpoint is None or isinstance(checkpoint, Checkpoint)):
+    if isinstance(checkpoint, str | Path):
         checkpoint = Checkpoint(checkpoint)
+    elif not (checkpoint is None or isinstance(checkpoint, Checkpoint)):
+        raise ConfigError(f"checkpoint must be a folder or a fald.Checkpoint; got {checkpoint!r}")
     description = {} if checkpoint is None else _description(problem, settings, positions)
 
     def build(records: list[Records], guard: Guard | None = None):
@@ -247,9 +259,26 @@ def _digits(values: Iterable[Any]) -> list[str]:
     return [f"{float(v):.4g}" for v in values]
 
 
+def _check_schedule(method: Method, num_rounds: int) -> None:
+    schedule = getattr(method, "step_size", None)
+    if not callable(schedule):
+        return
+    for step in (0, num_rounds * method.local_steps - 1):
+        try:
+            value = float(np.asarray(schedule(jnp.asarray(step, jnp.int32))))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the step-size schedule gives no number at step {step}: {error}") from error
+        if not (np.isfinite(value) and value > 0):
+            raise ConfigError(f"the step-size schedule must give numbers > 0; got {value:g} at step {step}")
+
+
 def _as_key(rng_key: jax.Array | int) -> tuple[jax.Array, Any]:
     if isinstance(rng_key, int | np.integer) and not isinstance(rng_key, bool):
-        return jax.random.key(int(rng_key)), int(rng_key)
+        seed = int(rng_key)
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"a seed must be between 0 and 2^63 − 1; got {seed}")
+        # both halves: JAX's own key drops the upper one in float32
+        return jax.random.wrap_key_data(jnp.array([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32)), seed
     if not isinstance(rng_key, jax.Array):
         raise ConfigError(f"rng_key must be a JAX key or an integer seed; got {rng_key!r}")
     key = rng_key if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(rng_key)

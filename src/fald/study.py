@@ -87,8 +87,8 @@ class Decay(_Section):
 class SamplerSection(_Section):
     """Settings of FA-LD, named as in ``fald.sample``."""
 
-    num_rounds: Annotated[int, Field(ge=1)]
-    local_steps: Annotated[int, Field(ge=1)]
+    num_rounds: Annotated[int, Field(ge=1, lt=2**31)]
+    local_steps: Annotated[int, Field(ge=1, lt=2**31)]
     step_size: Annotated[float, Field(gt=0)] | Decay
     temperature: Annotated[float, Field(ge=0)] = 1.0
     correlation: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -106,6 +106,8 @@ class SamplerSection(_Section):
 
     @model_validator(mode="after")
     def _participants(self):
+        if self.num_rounds * self.local_steps >= 2**31:
+            raise ValueError("'num-rounds' times 'local-steps' must stay below 2^31")
         if (self.participation == "full") != (self.num_participants is None):
             raise ValueError(
                 "'num-participants' is needed for, and only for, participation other than \"full\""

@@ -34,12 +34,10 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f}%" if abs(value) >= 0.1 else f"{100 * value:.2g}%"
 
 
-def predicted_errors(p: Mapping[str, Any]) -> str:
-    """The figures of a prediction in one line."""
-    return (
-        f"bias {p['bias']:.2g} posterior sd ({p['bias_parameter']}), sd error {percent(p['sd_error'])} "
-        f"({p['sd_parameter']}), W2 {number(p['w2'])} ({percent(p['w2_relative'])} of the posterior's size)"
-    )
+def labelled(label: str, units: Mapping[str, float]) -> str:
+    """A parameter's name, with the units that one step of a scaled feature means."""
+    unit = units.get(label, 1.0)
+    return label if unit == 1 else f"{label} (per {unit:g})"
 
 
 def align(header: list[str], rows: list[list[str]]) -> str:
@@ -71,8 +69,7 @@ def summary_text(frame: pd.DataFrame, units: Mapping[str, float] | None = None) 
         header += ["mean", "sd", interval, "ESS", "R-hat"]
     rows = []
     for label, row in frame.iterrows():
-        unit = (units or {}).get(str(label), 1.0)
-        cells = [str(label) if unit == 1 else f"{label} (per {unit:g})"]
+        cells = [labelled(str(label), units or {})]
         if name:
             known = np.isfinite(row[name])
             cells += [

@@ -72,6 +72,14 @@ def _outcomes(data: FederatedData, features: Sequence[str]) -> np.ndarray:
             f"the model has {len(features)} features {list(features)}; the data's X has shape {np.shape(x)}",
             hint="give the model as many features as X has columns",
         )
+    limit = float(np.sqrt(np.finfo(float_dtype()).max))
+    if x.size and x.dtype.kind == "f" and np.max(np.abs(x)) > limit:
+        row, column = (int(i) for i in np.argwhere(np.abs(x) > limit)[0])
+        raise DataError(
+            f"feature {features[column]!r} has the value {x[row, column]:g}, "
+            f"too large to square in {float_dtype()}",
+            hint="correct it, or declare a scaling for the column",
+        )
     if np.ndim(y) != 1:
         raise DataError(
             f"outcomes must be one number per row; y has shape {np.shape(y)}", hint="pass y.ravel()"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 
 from fald import diagnostics, gaussian
 from fald.data import FederatedData
-from fald.errors import ConfigError, FaldError
+from fald.errors import ConfigError, FaldError, NonFiniteError
 from fald.models.base import Model
 from fald.participation import Participation
 from fald.planner.law import Problem, Setting
@@ -135,7 +135,8 @@ def checks(
         ``predicted`` and ``guaranteed`` as in ``foresee``; ``measured``: W2 between the first and the
         second halves of the chains by their means and covariances, what Monte-Carlo error alone would give,
         and the client that drifts most; ``doubling``: change of the means, in posterior sds, and of the
-        sds with twice the step size, predicted and, if asked for, measured with its standard error.
+        sds with twice the step size, predicted and, if asked for, measured with its standard error. A
+        private run is neither predicted nor run again: both would reveal more than its budget allows.
 
     Notes
     -----
@@ -144,18 +145,22 @@ def checks(
     """
     require_posterior(tree)
     settings, draws = settings_of(tree), _by_chain(tree, model)
-    problem, setting = None, None
+    problem = setting = change = seen = None
     try:
-        if settings.get("privacy") is None and data.num_rows * model.dim**2 <= _MOST_WORK:
+        if settings.get("privacy") is None:
             setting, _ = setting_of(settings)
-            problem, _ = local_models(model, data, setting)
+            if data.num_rows * model.dim**2 <= _MOST_WORK:
+                problem, _ = local_models(model, data, setting)
+                change = _predicted_change(problem, setting)
     except FaldError:
-        problem = None
-    found = foresee(model, data, settings, problem)
-    found["measured"] = {**_halves(draws, tree), **_drift(draws, tree)}
-    change = None if problem is None or setting is None else _predicted_change(problem, setting)
-    seen = _measured_change(tree, draws, model, data, doubling_rounds, seed) if doubling_rounds > 0 else None
-    return {**found, "doubling": {"predicted": change, "measured": seen}}
+        problem = None  # foresee says why
+    if setting is not None and doubling_rounds > 0:
+        seen = _measured_change(tree, draws, model, data, setting, doubling_rounds, seed)
+    return {
+        **foresee(model, data, settings, problem),
+        "measured": {**_halves(draws, tree), **_drift(draws, tree)},
+        "doubling": {"predicted": change, "measured": seen},
+    }
 
 
 def _moments(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -210,26 +215,26 @@ def _predicted_change(problem: Problem, setting: Setting) -> dict[str, Any] | No
     }
 
 
-def _measured_change(tree, draws: np.ndarray, model: Model, data: FederatedData, rounds: int, seed: int):
-    settings = settings_of(tree)
-    setting, _ = setting_of(settings)
-    twice = sample(
-        seed,
-        model,
-        data,
-        num_rounds=rounds,
-        num_warmup=rounds // 4,
-        thinning=max(1, rounds // 400),
-        num_chains=draws.shape[0],
-        initial_position=jax.vmap(model.unravel)(jnp.asarray(draws[:, -1])),
-        progress=False,
-        **{
-            name: settings[name]
-            for name in ("local_steps", "correlation", "noise", "temperature", "batch_size")
-        },
-        step_size=2 * setting.step_size,
-        participation=setting.participation,
-    )
+def _measured_change(
+    tree, draws: np.ndarray, model: Model, data: FederatedData, setting: Setting, rounds: int, seed: int
+) -> dict[str, Any] | None:
+    """How the draws change with twice the step size; None where the chain does not survive it."""
+    try:
+        twice = sample(
+            seed,
+            model,
+            data,
+            num_rounds=rounds,
+            num_warmup=rounds // 4,
+            thinning=max(1, rounds // 400),
+            num_chains=draws.shape[0],
+            initial_position=jax.vmap(model.unravel)(jnp.asarray(draws[:, -1])),
+            progress=False,
+            **{f.name: getattr(setting, f.name) for f in fields(setting) if f.name != "step_size"},
+            step_size=2 * setting.step_size,
+        )
+    except NonFiniteError:
+        return None
     other = _by_chain(twice, model)
     (mean, cov), (mean2, cov2) = _moments(draws), _moments(other)
     sd = np.sqrt(np.diag(cov))
@@ -239,6 +244,6 @@ def _measured_change(tree, draws: np.ndarray, model: Model, data: FederatedData,
     return {
         "shift": float(shift[worst]),
         "shift_parameter": model.parameter_names[worst],
-        "standard_error": error,
+        "standard_error": error if math.isfinite(error) else None,
         "sd_change": float(np.abs(np.sqrt(np.diag(cov2)) / sd - 1).max()),
     }

@@ -128,7 +128,10 @@ def pareto(
                 chain_possible(problem, like)
                 for halvings in range(num_steps):
                     step = problem.largest_step / 2.0**halvings
-                    found += _points(problem, goal, replace(like, step_size=step), errors, privacy_fn)
+                    points = _points(problem, goal, replace(like, step_size=step), errors, privacy_fn)
+                    found += points
+                    if len(points) == len(errors):
+                        break  # every accuracy is reached: smaller steps only take longer
     front = _undominated(found)
     if not front:
         raise ConfigError(

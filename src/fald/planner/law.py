@@ -336,7 +336,7 @@ def chain(problem: Problem, setting: Setting) -> Chain:
 def _limit(problem: Problem, s: Setting, rounds: _Rounds) -> tuple[Array, Array, Array, Array]:
     """Eigenvalues and eigenvectors of Ḡ, stationary mean, and stationary covariance in that basis."""
     _, basis, centers = problem.spectrum
-    q, f, rho2 = rounds.chance, rounds.spread, s.correlation**2
+    q, f = rounds.chance, rounds.spread
     average = _mixed(basis, q[:, None] * rounds.gain)
     if not np.isfinite(average).all():
         raise gaussian._not_contracting(math.inf)
@@ -345,18 +345,25 @@ def _limit(problem: Problem, s: Setting, rounds: _Rounds) -> tuple[Array, Array,
         raise gaussian._not_contracting(float(np.max((1 - rates) ** 2)))
     pull = _turned(basis, rounds.gain * centers)
     mean = turn @ ((turn.T @ (q @ pull)) / rates)
-    per_client = f * rho2 * q + (1 - rho2) * rounds.own
-    added = 2 * s.temperature * _mixed(basis, per_client[:, None] * rounds.heat)
-    if rho2 > 0 and f < 1:
-        added += 2 * s.temperature * s.step_size * (1 - f) * rho2 * _shared(basis, rounds)
-    if s.batch_size is not None and problem.scatters is not None and problem.sizes is not None:
-        added += _batch_noise(problem.scatters, problem.sizes, s, basis, rounds)
+    added = _added(problem, s, rounds)
     if f > 0:
         moved = pull - _turned(basis, rounds.gain * _turned(basis.transpose(0, 2, 1), mean))
         apart = np.sqrt(q)[:, None] * (moved - q @ moved)
-        added += f * (apart.T @ apart)
+        added = added + f * (apart.T @ apart)
     covariance = _fixed_covariance(turn.T @ added @ turn, rates, turn.T @ basis if f > 0 else basis, rounds)
     return rates, turn, mean, covariance
+
+
+def _added(problem: Problem, s: Setting, rounds: _Rounds) -> Array:
+    """Covariance that injected noise and batches add to the average in a round."""
+    basis, q, f, rho2 = problem.spectrum[1], rounds.chance, rounds.spread, s.correlation**2
+    per_client = f * rho2 * q + (1 - rho2) * rounds.own
+    added = 2 * s.temperature * _mixed(basis, per_client[:, None] * rounds.heat)
+    if rho2 > 0 and f < 1:
+        added = added + 2 * s.temperature * s.step_size * (1 - f) * rho2 * _shared(basis, rounds)
+    if s.batch_size is not None and problem.scatters is not None and problem.sizes is not None:
+        added = added + _batch_noise(problem.scatters, problem.sizes, s, basis, rounds)
+    return added
 
 
 def _rounds(values: Array, s: Setting, drawn: tuple[Array, float, Array]) -> _Rounds:

@@ -149,6 +149,13 @@ class Guard:
                     "'fald privacy calibrate' searches",
                 )
             self.num_rounds = min(num_rounds, within)
+            if problem.num_kept(self.num_rounds) < 1:
+                raise PrivacyError(
+                    f"the budget of ε = {protection.max_epsilon:g} would end the run after round "
+                    f"{self.num_rounds}, before its first draw is kept",
+                    hint="use a shorter warm-up, fewer chains, a smaller step size or a larger budget; "
+                    "nothing was spent",
+                )
 
     def epsilon(self, round_number: int) -> float:
         """Worst ε after a round, read off a coarse grid from above, so never too small."""
