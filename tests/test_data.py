@@ -304,7 +304,7 @@ def test_missing_file(tmp_path):
     )
     nowhere = {**files, "b": tmp_path / "none" / "x.csv"}
     refused(DataError, "no such file", "check the path", call=lambda: from_files(nowhere))
-    refused(DataError, "no such file", call=lambda: read_table(tmp_path))
+    refused(DataError, "is not a file", call=lambda: read_table(tmp_path))
 
 
 def test_sites_with_different_columns(tmp_path):

@@ -15,6 +15,8 @@ import pytest
 import fald
 from fald.errors import ExitCode
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "two-sites"

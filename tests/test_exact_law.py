@@ -18,6 +18,8 @@ from fald.engines import inprocess
 from fald.noise import own_variance
 from helpers import START, deviations, draws, federation, linear_model, quadratics
 
+pytestmark = pytest.mark.slow
+
 NUM_CHAINS = 20_000
 NUM_KEPT = 3
 LIMIT = 4.0

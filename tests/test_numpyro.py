@@ -13,6 +13,8 @@ import fald
 from fald.errors import ConfigError, DataError
 from fald.models import from_numpyro
 
+pytestmark = pytest.mark.slow
+
 numpyro = pytest.importorskip("numpyro")
 dist = numpyro.distributions
 

@@ -13,6 +13,8 @@ from fald import gaussian, theory
 from fald.errors import ConfigError
 from fald.participation import full, with_replacement, without_replacement
 
+pytestmark = pytest.mark.slow
+
 NUM_ROUNDS = 40
 ALL = full()
 

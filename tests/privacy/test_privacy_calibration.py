@@ -13,6 +13,8 @@ from fald.errors import ConfigError, PrivacyError
 from fald.participation import with_replacement, without_replacement
 from fald.privacy import Budget, RunSettings, account, calibrate, pareto_front
 
+pytestmark = pytest.mark.slow
+
 BUDGET = Budget(0.8, 1e-5)
 
 

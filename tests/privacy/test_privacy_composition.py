@@ -15,6 +15,8 @@ from fald.privacy import Ledger, RunSettings, account, step_noise, step_profile
 from fald.privacy.events import _multiplicities
 from fald.privacy.rdp import RdpSteps
 
+pytestmark = pytest.mark.slow
+
 DELTA = 1e-5
 
 

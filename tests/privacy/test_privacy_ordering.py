@@ -14,6 +14,8 @@ from fald.errors import ConfigError
 from fald.participation import with_replacement, without_replacement
 from fald.privacy import Ledger, RunSettings, account, paper_bound
 
+pytestmark = pytest.mark.slow
+
 quick = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
