@@ -23,6 +23,7 @@ from fald.predict import flat_positions
 from fald.results import require_posterior, settings_of
 from fald.sampling import sample
 from fald.schedules import paper_decay
+from fald.threads import one_thread
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -58,6 +59,7 @@ def setting_of(settings: Mapping[str, Any]) -> tuple[Setting, str]:
     return Setting(step_size=float(step), participation=drawn, **{n: settings[n] for n in names}), remark
 
 
+@one_thread
 def foresee(
     model: Model, data: FederatedData, settings: Mapping[str, Any], problem: Problem | None = None
 ) -> dict[str, Any]:
@@ -115,6 +117,7 @@ def _by_chain(tree: xr.DataTree, model: Model) -> np.ndarray:
     return flat_positions(model, tree).astype(np.float64).reshape(chains, -1, model.dim)
 
 
+@one_thread
 def checks(
     tree: xr.DataTree, model: Model, data: FederatedData, *, doubling_rounds: int = 0, seed: int = 0
 ) -> dict[str, Any]:

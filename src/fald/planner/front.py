@@ -23,6 +23,7 @@ from fald.errors import ConfigError
 from fald.participation import Participation, full
 from fald.planner.law import Goal, Problem, Setting, chain
 from fald.planner.search import chain_possible
+from fald.threads import one_thread
 
 _FULL = full()
 
@@ -70,6 +71,7 @@ def privacy_loss(problem: Problem, setting: Setting, num_rounds: int, num_chains
     return math.sqrt(s.local_steps * num_rounds * num_chains) / float(z.min())
 
 
+@one_thread
 def pareto(
     problem: Problem,
     goal: Goal | None = None,

@@ -23,6 +23,7 @@ from fald.models.base import Model
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
 from fald.planner.predict import Guarantee, Prediction, errors_at, guarantee, what_if
 from fald.prepare import prepare
+from fald.threads import one_thread
 
 LOCAL_STEPS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80)
 _TOO_SLOW = 1e9
@@ -65,6 +66,7 @@ class Plan:
         return {**settings, **counts, "num_chains": self.goal.num_chains}
 
 
+@one_thread
 def fewest_rounds(
     problem: Problem, goal: Goal | None = None, *, local_steps: Sequence[int] = LOCAL_STEPS, **fixed: Any
 ) -> Plan:
@@ -126,6 +128,7 @@ def fewest_rounds(
     return plan
 
 
+@one_thread
 def best_accuracy(
     problem: Problem,
     num_rounds: int,
@@ -185,6 +188,7 @@ def best_accuracy(
     return plan
 
 
+@one_thread
 def plan(
     model: Model,
     data: FederatedData,
