@@ -51,7 +51,10 @@ def write_lines(
         line = {"color": _COLOURS[i % len(_COLOURS)], "dash": _DASHES[i % len(_DASHES)], "width": 2.5}
         figure.add_trace(go.Scatter(x=list(xs), y=list(ys), name=name, mode="lines", line=line))
     if level is not None:
-        figure.add_hline(y=level[1], line_dash="dot", line_color="#555555", annotation_text=level[0])
+        # a line of its own: plotly misplaces the text of a marked level on a logarithmic axis
+        ends = [f(f(xs) for xs, _ in series.values()) for f in (min, max)]
+        line = {"color": "#555555", "dash": "dot", "width": 1.5}
+        figure.add_trace(go.Scatter(x=ends, y=[level[1]] * 2, name=level[0], mode="lines", line=line))
     kinds = ["log" if flag else "linear" for flag in logarithmic]
     figure.update_layout(
         title=title,

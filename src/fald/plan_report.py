@@ -162,7 +162,7 @@ def plot(plan: Plan, path: str | Path) -> Path:
         series,
         title="Predicted error against rounds",
         x="rounds",
-        y="larger of bias (posterior sds) and relative sd error",
+        y="error (of means in sds, of sds relative)",
         logarithmic=(True, True),
         level=("wanted", aim) if math.isfinite(aim) else None,
     )
