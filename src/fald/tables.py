@@ -10,10 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     import pandas as pd
 
-BIAS_NOTE = (
-    "R-hat and ESS see mixing, not bias: local steps and the step size shift the result by an amount they "
-    "do not show."
-)
+BIAS_NOTE = "R-hat and ESS see mixing, not bias: what local steps and the step size shift stays unseen."
 
 
 def number(value: Any) -> str:
