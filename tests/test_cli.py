@@ -438,3 +438,11 @@ def test_one_chain_is_told_that_mixing_was_not_compared(folder):
     out = run("run", "study.toml", "-q", "--set", "num-chains=1", cwd=folder)
     assert "R-hat needs two chains" in out
     assert "nan" not in out
+
+
+def test_a_run_whose_tables_have_moved_is_still_diagnosed(folder):
+    run("run", "study.toml", "-q", cwd=folder)
+    (folder / "north.csv").rename(folder / "moved.csv")
+    shown = run("diagnose", "runs/study", cwd=folder)
+    assert "odds ratio" in shown
+    assert "none: no such file" in shown

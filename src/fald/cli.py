@@ -15,7 +15,7 @@ import typer
 from fald import commands, diagnostics, plan_report, privacy_commands, tables
 from fald.checkpoint import write_atomically
 from fald.datasets import load_bundled_study
-from fald.errors import ConfigError, ExitCode, FaldError
+from fald.errors import ConfigError, DataError, ExitCode, FaldError
 from fald.planner import Goal
 from fald.privacy.calibration import Budget
 from fald.results import check_level
@@ -107,13 +107,18 @@ def diagnose(
     Example: fald diagnose runs/study --strict
     """
     _, tree = commands.open_run(folder)
-    found = None if tree.attrs["point_estimate"] else commands.check_run(folder, doubling)
+    found, why = None, "a point estimate has no law to check"
+    if not tree.attrs["point_estimate"]:
+        try:
+            found = commands.check_run(folder, doubling)
+        except DataError as error:  # the tables may have moved since the run
+            why = error.message
     if as_json:
         print(json.dumps({**commands.document(tree, level), "checks": found}, indent=1))
     else:
         print(commands.text(tree, level))
-        if found is not None:
-            print(f"\nPredicted, guaranteed and measured\n{plan_report.checks_text(found)}")
+        checked = f"none: {why}" if found is None else plan_report.checks_text(found)
+        print(f"\nPredicted, guaranteed and measured\n{checked}")
         print("\nDistance of each site from the average at the end of a round")
         print(tables.drift_text(diagnostics.client_drift(tree)))
     if strict:

@@ -19,6 +19,7 @@ from fald.sampling import sample
 from fald.study import Study, make_study
 from fald.summaries import summary
 
+_MOST_CHECK_WORK = 1e11  # multiplications of the check with twice the step size: about a minute
 POINT_NOTE = (
     "temperature 0: a point estimate, where the optimiser ended; there is no posterior and no interval"
 )
@@ -213,7 +214,10 @@ def check_run(folder: Path, doubling_rounds: int) -> dict[str, Any]:
     study, tree = open_run(folder)
     set_precision(study)
     data = study.read_data()
-    return checks(tree, study.build_model(data.features), data, doubling_rounds=doubling_rounds)
+    model, s = study.build_model(data.features), study.sampler
+    if data.num_rows * model.dim * s.local_steps * s.num_chains * doubling_rounds > _MOST_CHECK_WORK:
+        doubling_rounds = 0
+    return checks(tree, model, data, doubling_rounds=doubling_rounds)
 
 
 def predict_table(folder: Path, table: Path, level: float) -> pd.DataFrame:
