@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+import blackjax
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -104,3 +106,37 @@ def run_python(code: str, *args: str, env: dict[str, str] | None = None, timeout
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def gaussian_federation(num_clients=4, d=2, seed=1):
+    """Clients that differ in curvature, in centre and in weight."""
+    rng = np.random.default_rng(seed)
+    A = rng.standard_normal((num_clients, d, d + 2))
+    hessians = A @ A.transpose(0, 2, 1) / d + 0.3 * np.eye(d)
+    centers = rng.normal(0, 1.5, (num_clients, d))
+    weights = np.arange(1.0, num_clients + 1)
+    return hessians, centers, weights / weights.sum()
+
+
+def pooled_nuts(model, data, draws_per_chain, seed=20):
+    """Flat draws (4 chains together) by NUTS on the pooled rows: the reference of a federated run."""
+    rows = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), data.rows)
+
+    def logdensity(theta):
+        terms = jax.vmap(model.flat_loglikelihood, (None, 0))(theta, rows)
+        return model.flat_logprior(theta) + jnp.sum(terms)
+
+    warmup = blackjax.window_adaptation(blackjax.nuts, logdensity)
+    key = jax.random.key(seed)
+    (state, parameters), _ = warmup.run(key, model.flat_initial_position, num_steps=800)
+    kernel = blackjax.nuts(logdensity, **parameters).step
+
+    def chain(key):
+        def one(state, key):
+            state, _ = kernel(key, state)
+            return state, state.position
+
+        return jax.lax.scan(one, state, jax.random.split(key, draws_per_chain + 100))[1][100:]
+
+    draws = np.asarray(jax.jit(jax.vmap(chain))(jax.random.split(key, 4)), np.float64)
+    return draws.reshape(-1, draws.shape[-1])

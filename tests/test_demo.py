@@ -1,14 +1,12 @@
 """The bundled trial against a reference that pools the rows."""
 
-import blackjax
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fald
 from fald.datasets import load_bundled_study
 from fald.predict import flat_positions
+from helpers import pooled_nuts
 
 pytestmark = pytest.mark.slow
 
@@ -22,28 +20,9 @@ def study():
 
 @pytest.fixture(scope="module")
 def reference(study):
-    """Mean, sd and their Monte-Carlo errors by NUTS on the pooled rows."""
+    """Draws by NUTS on the pooled rows."""
     _, data, model = study
-    rows = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), data.rows)
-
-    def logdensity(theta):
-        terms = jax.vmap(model.flat_loglikelihood, (None, 0))(theta, rows)
-        return model.flat_logprior(theta) + jnp.sum(terms)
-
-    warmup = blackjax.window_adaptation(blackjax.nuts, logdensity)
-    key = jax.random.key(20)
-    (state, parameters), _ = warmup.run(key, model.flat_initial_position, num_steps=800)
-    kernel = blackjax.nuts(logdensity, **parameters).step
-
-    def chain(key):
-        def one(state, key):
-            state, _ = kernel(key, state)
-            return state, state.position
-
-        return jax.lax.scan(one, state, jax.random.split(key, 4100))[1][100:]
-
-    draws = np.asarray(jax.jit(jax.vmap(chain))(jax.random.split(key, 4)), np.float64)
-    return draws.reshape(-1, draws.shape[-1])
+    return pooled_nuts(model, data, 4000)
 
 
 def errors(tree, model, reference):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fald import gaussian
 from fald.errors import ConfigError
 from fald.participation import full, with_replacement, without_replacement
+from helpers import gaussian_federation as federation
 
 SCHEMES = {
     "full": full(),
@@ -21,16 +22,6 @@ SCHEMES = {
     "II": without_replacement(2, allow_unequal=True),
 }
 SETTINGS = list(itertools.product(SCHEMES, ["realised", "paper"], [0.0, 0.6, 1.0], [1, 4]))
-
-
-def federation(num_clients=4, d=2, seed=1):
-    """Clients that differ in curvature, in centre and in weight."""
-    rng = np.random.default_rng(seed)
-    A = rng.standard_normal((num_clients, d, d + 2))
-    hessians = A @ A.transpose(0, 2, 1) / d + 0.3 * np.eye(d)
-    centers = rng.normal(0, 1.5, (num_clients, d))
-    weights = np.arange(1.0, num_clients + 1)
-    return hessians, centers, weights / weights.sum()
 
 
 def draws(scheme, weights):

@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 
-import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +23,8 @@ from fald.participation import full, with_replacement, without_replacement
 from fald.planner import Goal, Problem, Setting
 from fald.predict import flat_positions
 from fald.results import settings_of
+from helpers import gaussian_federation as federation
+from helpers import pooled_nuts
 
 pytestmark = pytest.mark.slow
 
@@ -32,16 +33,6 @@ SCHEMES = {
     "I": with_replacement(2),
     "II": without_replacement(2, allow_unequal=True),
 }
-
-
-def federation(seed=1, num_clients=4, d=2):
-    """Clients that differ in curvature, in centre and in weight."""
-    rng = np.random.default_rng(seed)
-    A = rng.standard_normal((num_clients, d, d + 2))
-    hessians = A @ A.transpose(0, 2, 1) / d + 0.3 * np.eye(d)
-    centers = rng.normal(0, 1.5, (num_clients, d))
-    weights = np.arange(1.0, num_clients + 1)
-    return hessians, centers, weights / weights.sum()
 
 
 def in_parameters(chain, law):
@@ -58,7 +49,7 @@ def in_parameters(chain, law):
     step=st.sampled_from([1e-4, 0.01, 0.1]),
 )
 def test_limits_are_those_of_the_exact_law(seed, scheme, noise, rho, local_steps, step):
-    problem = federation(seed)
+    problem = federation(seed=seed)
     run = {"correlation": rho, "participation": SCHEMES[scheme], "noise": noise}
     expected = gaussian.stationary(*problem, step_size=step, local_steps=local_steps, temperature=0.7, **run)
     found = planner.chain(Problem.from_gaussian(*problem), Setting(local_steps, step, temperature=0.7, **run))
@@ -300,25 +291,7 @@ def test_the_third_order_term_is_needed_where_clients_are_small(trial):
 @pytest.fixture(scope="module")
 def nuts(trial):
     """Pooled draws by NUTS."""
-    rows = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), trial.data.rows)
-
-    def logdensity(theta):
-        terms = jax.vmap(trial.model.flat_loglikelihood, (None, 0))(theta, rows)
-        return trial.model.flat_logprior(theta) + jnp.sum(terms)
-
-    warmup = blackjax.window_adaptation(blackjax.nuts, logdensity)
-    (state, parameters), _ = warmup.run(jax.random.key(2), trial.model.flat_initial_position, num_steps=600)
-    kernel = blackjax.nuts(logdensity, **parameters).step
-
-    def chain(key):
-        def one(state, key):
-            state, _ = kernel(key, state)
-            return state, state.position
-
-        return jax.lax.scan(one, state, jax.random.split(key, 2600))[1][100:]
-
-    draws = np.asarray(jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(3), 4)), float)
-    return draws.reshape(-1, draws.shape[-1])
+    return pooled_nuts(trial.model, trial.data, 2500)
 
 
 @pytest.mark.slow
@@ -356,7 +329,7 @@ def test_the_recommended_setting_reaches_what_it_promised_against_nuts(trial, nu
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 1000), wanted=st.sampled_from([0.02, 0.1]), rho=st.sampled_from([0.0, 1.0]))
 def test_the_fewest_rounds_meet_the_goal_and_no_grid_beats_them(seed, wanted, rho):
-    problem = Problem.from_gaussian(*federation(seed), start=[2.0, 2.0])
+    problem = Problem.from_gaussian(*federation(seed=seed), start=[2.0, 2.0])
     goal = Goal(wanted, wanted, ess=100, num_chains=4, ess_per_chain=0)
     tried = [1, 2, 4, 8]
     best = planner.fewest_rounds(problem, goal, local_steps=tried, correlation=rho).best
@@ -422,7 +395,7 @@ def test_impossible_wishes_are_named():
     rounds=st.sampled_from([0, 10, 1000]),
 )
 def test_predicted_distances_stay_below_guaranteed_ones(seed, scheme, local_steps, rounds):
-    hessians, centers, p = federation(seed)
+    hessians, centers, p = federation(seed=seed)
     values = np.linalg.eigvalsh(hessians)
     mode = gaussian.target(hessians, centers, p).mean
     pulls = np.einsum("cpq,cq->cp", hessians, mode - centers)
