@@ -140,3 +140,8 @@ def pooled_nuts(model, data, draws_per_chain, seed=20):
 
     draws = np.asarray(jax.jit(jax.vmap(chain))(jax.random.split(key, 4)), np.float64)
     return draws.reshape(-1, draws.shape[-1])
+
+
+def in_parameters(chain, law):
+    """Mean and covariance of a planner's law in the parameters of the model."""
+    return chain.basis @ law.mean, chain.basis @ law.covariance @ chain.basis.T
