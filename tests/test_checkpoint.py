@@ -70,6 +70,8 @@ class StopsAfter(fald.InProcess):
 
 def slow_run(path):
     """Run by the subprocesses below, until something stops it."""
+    # a shell starts background jobs with SIGINT ignored, and children inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         run(path, num_rounds=400, rounds_per_save=10, engine=Slow())
     except Interrupted as error:

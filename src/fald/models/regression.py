@@ -73,8 +73,8 @@ def _outcomes(data: FederatedData, features: Sequence[str]) -> np.ndarray:
             hint="give the model as many features as X has columns",
         )
     limit = float(np.sqrt(np.finfo(float_dtype()).max))
-    if x.size and x.dtype.kind == "f" and np.max(np.abs(x)) > limit:
-        row, column = (int(i) for i in np.argwhere(np.abs(x) > limit)[0])
+    if x.size and x.dtype.kind == "f" and float(np.max(np.abs(x))) > limit:
+        row, column = np.unravel_index(int(np.argmax(np.abs(x))), x.shape)
         raise DataError(
             f"feature {features[column]!r} has the value {x[row, column]:g}, "
             f"too large to square in {float_dtype()}",
