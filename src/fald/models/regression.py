@@ -74,7 +74,7 @@ def _outcomes(data: FederatedData, features: Sequence[str]) -> np.ndarray:
         )
     limit = float(np.sqrt(np.finfo(float_dtype()).max))
     if x.size and x.dtype.kind == "f" and float(np.max(np.abs(x))) > limit:
-        row, column = np.unravel_index(int(np.argmax(np.abs(x))), x.shape)
+        row, column = divmod(int(np.argmax(np.abs(x))), x.shape[1])
         raise DataError(
             f"feature {features[column]!r} has the value {x[row, column]:g}, "
             f"too large to square in {float_dtype()}",
