@@ -81,6 +81,8 @@ def test_private_noise_cannot_be_repeated_from_the_seed():
     first, again = (fald.sample(0, LOGISTIC, data, num_rounds=20, privacy=privacy, **RUN) for _ in range(2))
     assert not np.array_equal(first["posterior"]["coefficient"], again["posterior"]["coefficient"])
     assert "energy" not in first["sample_stats"]
+    assert "data" not in first.attrs  # a hash of the rows would tell the last unknown one
+    assert data.fingerprint() not in str(first.attrs)
     assert json.loads(first.attrs["privacy"])["guarantee"] is True
     seeded = Protection(delta=1e-4, client_noise="seeded")
     one, two = (fald.sample(0, LOGISTIC, data, num_rounds=20, privacy=seeded, **RUN) for _ in range(2))
