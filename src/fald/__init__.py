@@ -20,6 +20,7 @@ from fald.checkpoint import Checkpoint
 from fald.data import FederatedData
 from fald.engines import InProcess
 from fald.errors import FaldError
+from fald.fit import fit
 from fald.models import Model
 from fald.participation import Participation, full, with_replacement, without_replacement
 from fald.predict import predict
@@ -40,6 +41,7 @@ __all__ = [
     "datasets",
     "diagnostics",
     "errors",
+    "fit",
     "full",
     "gaussian",
     "load",

@@ -87,13 +87,15 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     )
 
 
-def _pack(arrays: dict[str, np.ndarray]) -> bytes:
+def pack(arrays: dict[str, np.ndarray]) -> bytes:
+    """Arrays by name as the bytes of an ``.npz`` file."""
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 
-def _unpack(path: Path) -> dict[str, np.ndarray]:
+def unpack(path: Path) -> dict[str, np.ndarray]:
+    """Read arrays by name from an ``.npz`` file of a checkpoint."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
@@ -184,18 +186,18 @@ class Store:
         new = [r for r in records if len(r.round) and saved_round < r.round[0] and r.round[-1] <= state.round]
         if new:
             joined = {name: np.concatenate([getattr(r, name) for r in new]) for name in Records._fields}
-            write_atomically(self._draws(num_files), _pack(joined))
+            write_atomically(self._draws(num_files), pack(joined))
             num_files += 1
         leaves = jax.tree.leaves((state.server, state.memory))
         arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
         numbers = {"round": np.asarray(state.round), "num_files": np.asarray(num_files)}
-        write_atomically(self.path / "state.npz", _pack({**arrays, **numbers}))
+        write_atomically(self.path / "state.npz", pack({**arrays, **numbers}))
         self._saved = (num_files, state.round)
 
     def load(self, like: RunState) -> tuple[RunState, list[Records]]:
         """Read the state and all draws saved with it; ``like`` gives the structure."""
         path = self.path / "state.npz"
-        arrays = _unpack(path)
+        arrays = unpack(path)
         leaves, structure = jax.tree.flatten((like.server, like.memory))
         try:
             num_files, round_number = int(arrays["num_files"]), int(arrays["round"])
@@ -211,7 +213,7 @@ class Store:
 
     def _read_draws(self, index: int) -> Records:
         path = self._draws(index)
-        arrays = _unpack(path)
+        arrays = unpack(path)
         if set(arrays) != set(Records._fields):
             raise damaged(path, f"it holds {', '.join(sorted(arrays))}")
         return Records(**arrays)

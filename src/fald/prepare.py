@@ -333,9 +333,9 @@ def find_mode(
             f"the energy or its derivatives are not finite at the start (energy {here.value})",
             hint="start where the model has a density, and check it for log(0) or overflow",
         )
-    unit, first = 1 / _scaled(here.hessian)[0], position
+    unit, first = 1 / unit_scaled(here.hessian)[0], position
     while True:
-        step, decrement = _newton(here)
+        step, decrement = newton_step(here)
         if decrement <= tolerance:
             break
         if exchanges >= max_exchanges:
@@ -372,15 +372,17 @@ def _sizes(values: Array) -> Array:
     return np.maximum(np.abs(values), 1e-10 * np.abs(values).max() or 1.0)
 
 
-def _scaled(hessian: Array) -> tuple[Array, Array, Array]:
+def unit_scaled(hessian: Array) -> tuple[Array, Array, Array]:
+    """Scale of each parameter, and eigenvalues and vectors of the Hessian scaled to a unit diagonal."""
     scale = np.sqrt(np.abs(np.diag(hessian)))
     scale = np.where(scale > 0, scale, max(float(scale.max()), 1.0))
     values, vectors = np.linalg.eigh(hessian / np.outer(scale, scale))
     return scale, values, vectors
 
 
-def _newton(here: Report) -> tuple[Array, float]:
-    scale, values, vectors = _scaled(here.hessian)
+def newton_step(here: Report) -> tuple[Array, float]:
+    """Newton step down an energy, eigenvalues taken by size, and its length in posterior sds."""
+    scale, values, vectors = unit_scaled(here.hessian)
     along, sizes = vectors.T @ (here.gradient / scale), _sizes(values)
     return -(vectors @ (along / sizes)) / scale, float(np.sqrt(np.sum(along**2 / sizes)))
 
@@ -389,12 +391,12 @@ def _goes_down(here: Report, trial: Report, step: Array, decrement: float) -> bo
     if not _finite(trial):
         return False
     # close to the mode the change of the energy drowns in its rounding; the gradient still tells
-    closer = decrement <= _CLOSE and _newton(trial)[1] < decrement / 2
+    closer = decrement <= _CLOSE and newton_step(trial)[1] < decrement / 2
     return closer or trial.value <= here.value + 1e-4 * float(here.gradient @ step)
 
 
 def _check_curved(hessian: Array, unit: Array, parameters: Sequence[str]) -> None:
-    scale, values, vectors = _scaled(hessian)
+    scale, values, vectors = unit_scaled(hessian)
     direction = vectors[:, 0] / scale
     left = scale * unit  # roots of the curvatures, against those at the start
     if left.min() < 1e-6:

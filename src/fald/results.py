@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,19 +31,8 @@ def build_tree(
 
     model, data = problem.model, problem.data
     joined = Records(*[np.concatenate([getattr(r, f) for r in records]) for f in Records._fields])
-    flat = np.swapaxes(joined.position, 0, 1)
-    num_chains, num_draws = flat.shape[:2]
-    values = _reported(model, flat.reshape(num_chains * num_draws, -1))
-    coords: dict[str, Any] = {"chain": np.arange(num_chains), "draw": np.arange(num_draws)}
-    posterior = {}
-    for name, value in values.items():
-        array = np.asarray(value)
-        array = array.reshape(num_chains, num_draws, *array.shape[1:])
-        dims = list(model.dims.get(name, [f"{name}_dim_{i}" for i in range(array.ndim - 2)]))
-        for dim, size in zip(dims, array.shape[2:]):
-            coords.setdefault(dim, list(model.coords.get(dim, range(size))))
-        attrs = {"ratio": model.ratios[name]} if name in model.ratios else {}
-        posterior[name] = xr.Variable(["chain", "draw", *dims], array, attrs)
+    groups = posterior_groups(model, np.swapaxes(joined.position, 0, 1))
+    base = {k: groups["posterior"].coords[k].values for k in ("chain", "draw")}
     per_slot = ["chain", "draw", "slot"]
     stats = {
         "round": (["draw"], joined.round),
@@ -55,19 +44,8 @@ def build_tree(
     if guard is not None:
         del stats["energy"]  # clients of a private run keep it
         stats["epsilon"] = (["draw"], np.array([guard.epsilon(int(r)) for r in joined.round]))
-    constant = {
-        "size": (["client"], np.asarray(data.sizes, np.int64)),
-        "share": (["client"], np.asarray(data.weights, float)),
-    }
-    base = {k: coords[k] for k in ("chain", "draw")}
-    groups = {
-        "posterior": xr.Dataset(posterior, coords),
-        "sample_stats": xr.Dataset(stats, base),
-        "constant_data": xr.Dataset(constant, {"client": list(data.names)}),
-    }
-    if model.constrain_fn is not None:
-        raw = {"position": (["chain", "draw", "parameter"], flat)}
-        groups["unconstrained_posterior"] = xr.Dataset(raw, {**base, "parameter": model.parameter_names})
+    groups["sample_stats"] = xr.Dataset(stats, base)
+    groups["constant_data"] = site_sizes(data.names, data.sizes)
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = {
         "inference_library": "fald",
@@ -87,7 +65,41 @@ def build_tree(
     return tree
 
 
-def _reported(model: Model, flat: np.ndarray) -> dict[str, Any]:
+def posterior_groups(model: Model, flat: np.ndarray) -> dict[str, xr.Dataset]:
+    """The groups of a result that hold draws, from flat positions (chain, draw, dim)."""
+    import xarray as xr
+
+    num_chains, num_draws = flat.shape[:2]
+    values = reported(model, flat.reshape(num_chains * num_draws, -1))
+    coords: dict[str, Any] = {"chain": np.arange(num_chains), "draw": np.arange(num_draws)}
+    base = dict(coords)
+    posterior = {}
+    for name, value in values.items():
+        array = np.asarray(value)
+        array = array.reshape(num_chains, num_draws, *array.shape[1:])
+        dims = list(model.dims.get(name, [f"{name}_dim_{i}" for i in range(array.ndim - 2)]))
+        for dim, size in zip(dims, array.shape[2:]):
+            coords.setdefault(dim, list(model.coords.get(dim, range(size))))
+        attrs = {"ratio": model.ratios[name]} if name in model.ratios else {}
+        posterior[name] = xr.Variable(["chain", "draw", *dims], array, attrs)
+    groups = {"posterior": xr.Dataset(posterior, coords)}
+    if model.constrain_fn is not None:
+        raw = {"position": (["chain", "draw", "parameter"], flat)}
+        groups["unconstrained_posterior"] = xr.Dataset(raw, {**base, "parameter": model.parameter_names})
+    return groups
+
+
+def site_sizes(names: Sequence[str], sizes: Any) -> xr.Dataset:
+    """Rows of every site, and its share of all rows."""
+    import xarray as xr
+
+    sizes = np.asarray(sizes, np.int64)
+    return xr.Dataset(
+        {"size": (["client"], sizes), "share": (["client"], sizes / sizes.sum())}, {"client": list(names)}
+    )
+
+
+def reported(model: Model, flat: np.ndarray) -> dict[str, Any]:
     """Reported quantities of many flat positions; compiled only where something is transformed."""
     if model.constrain_fn is not None:
         return _compiled_report(model, str(flat.dtype))(flat)

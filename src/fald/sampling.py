@@ -178,8 +178,8 @@ def sample(
         )
     participation.check(data.sizes)
     _check_schedule(method, num_rounds)
-    key, seed = _as_key(rng_key)
-    _check_model(model, data)
+    key, seed = as_key(rng_key)
+    check_model(model, data)
     positions = _start(model, initial_position, num_chains)
     secret = None
     if privacy is not None:
@@ -230,7 +230,7 @@ def _description(problem: Problem, settings: dict[str, Any], positions: jax.Arra
     fingerprints = {
         "the data": data.fingerprint(),
         "the starting positions": hashlib.sha256(np.asarray(positions).tobytes()).hexdigest()[:16],
-        "the densities of the model": _density_probe(model, data),
+        "the densities of the model": density_probe(model, data),
     }
     step_size = getattr(problem.method, "step_size", None)
     if callable(step_size):
@@ -241,7 +241,7 @@ def _description(problem: Problem, settings: dict[str, Any], positions: jax.Arra
     }
 
 
-def _density_probe(model: Model, data: FederatedData) -> list[str]:
+def density_probe(model: Model, data: FederatedData) -> list[str]:
     """Log prior and log likelihood at a point, which tell models of one name apart.
 
     The examples are made up, so that nothing of the rows gets into a file.
@@ -272,7 +272,8 @@ def _check_schedule(method: Method, num_rounds: int) -> None:
             raise ConfigError(f"the step-size schedule must give numbers > 0; got {value:g} at step {step}")
 
 
-def _as_key(rng_key: jax.Array | int) -> tuple[jax.Array, Any]:
+def as_key(rng_key: jax.Array | int) -> tuple[jax.Array, Any]:
+    """A JAX key from a key or a seed, and what to write down of it."""
     if isinstance(rng_key, int | np.integer) and not isinstance(rng_key, bool):
         seed = int(rng_key)
         if not 0 <= seed < 2**63:
@@ -309,7 +310,8 @@ def _start(model: Model, initial_position: Position | None, num_chains: int) -> 
     return flat
 
 
-def _check_model(model: Model, data: FederatedData) -> None:
+def check_model(model: Model, data: FederatedData) -> None:
+    """Refuse a model that cannot be evaluated on rows of this data."""
     if model.check_fn is not None:
         model.check_fn(data)
     example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.asarray(a[:1]).dtype), data.rows)

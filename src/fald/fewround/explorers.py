@@ -1,0 +1,148 @@
+"""Explorers: climbers from other places, which look for modes that the proposal does not know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fald.fewround.target import Derivatives, Target
+from fald.fewround.weights import smooth
+
+Array = NDArray[Any]
+
+NUM_SCOUTS = 1024
+_EACH = 4  # explorers around the sites' consensus, and as many from the prior
+_DIP = 0.1  # nats by which a path may fall and still be one hill
+_PATH = 24
+_NEGLIGIBLE = 1e-3  # mass times squared distance in sds that a mode must have to matter
+
+
+def scouts(centre: Array, covariance: Array, rng: np.random.Generator) -> Array:
+    """(M, d) wide draws around the prior; the log posterior there tells where to send explorers."""
+    d = len(centre)
+    root = np.linalg.cholesky(covariance + 1e-12 * np.diag(np.diag(covariance)))
+    scale = np.sqrt(5 / rng.chisquare(5, NUM_SCOUTS))
+    return centre + scale[:, None] * (rng.standard_normal((NUM_SCOUTS, d)) @ root.T)
+
+
+def promising(positions: Array, values: Array, rng: np.random.Generator, count: int) -> Array:
+    """A few scouts, drawn with tempered weights that leave about 24 of them in play."""
+    usable = np.isfinite(values)
+    if not usable.any():
+        return positions[:0]
+    positions, values = positions[usable], values[usable]
+    power = 1.0
+    while smooth(power * values).ess < min(24, len(values) / 2) and power > 1e-9:
+        power *= 0.7
+    weights = np.exp(power * (values - values.max()))
+    count = min(count, int(np.sum(weights > 0)))
+    return positions[rng.choice(len(values), count, replace=False, p=weights / weights.sum())]
+
+
+@dataclass
+class Explorer:
+    """One climber: where it is, the best it has seen, and how long its next step is."""
+
+    position: Array
+    best: Derivatives | None = None
+    damping: float = 1.0
+
+
+@dataclass
+class Modes:
+    """All modes known so far, the first being that of the proposal, and the explorers still under way."""
+
+    target: Target
+    main: Derivatives | None = None
+    others: list[Derivatives] = field(default_factory=list)
+    active: list[Explorer] = field(default_factory=list)
+    dismissed: int = 0
+
+    def send(self, positions: Array) -> None:
+        """Start explorers."""
+        self.active += [Explorer(np.asarray(p, float)) for p in positions]
+
+    @property
+    def known(self) -> list[Derivatives]:
+        """Modes and the best point near the proposal."""
+        return ([self.main] if self.main else []) + self.others
+
+    def paths(self, known: list[Derivatives]) -> Array:
+        """(P, d) points on the way from every explorer to every known mode, finer near the mode."""
+        steps = 1 - (1 - np.arange(1, _PATH) / _PATH) ** 2
+        lines = [
+            e.position + steps[:, None] * (mode.position - e.position) for e in self.active for mode in known
+        ]
+        return np.concatenate(lines) if lines else np.zeros((0, self.target.dim))
+
+    def receive(self, found: list[Derivatives], along: Array, modes: list[Derivatives]) -> None:
+        """Move the explorers on: ``found`` at their positions, ``along`` the paths to ``modes``."""
+        along = along.reshape(len(found), len(modes), _PATH - 1)
+        still: list[Explorer] = []
+        for explorer, here, ways in zip(self.active, found, along):
+            ends = [
+                np.concatenate([[here.value], way, [mode.value]])
+                for way, mode in zip(ways, modes)
+                if here.finite
+            ]
+            if any(_one_hill(way) for way in ends):
+                self.dismissed += 1
+                continue
+            step = self._climb(explorer, here)
+            if step is not None:
+                still.append(step)
+        self.active = still
+
+    def _climb(self, explorer: Explorer, here: Derivatives) -> Explorer | None:
+        best = explorer.best
+        if not here.finite:
+            if best is None:
+                self.dismissed += 1  # it began where there is no density
+                return None
+            damping = explorer.damping / 4
+        elif best is not None and here.value < best.value:
+            damping = explorer.damping / 4
+        else:
+            best, damping = here, min(1.0, explorer.damping * 2)
+        step, decrement = best.newton()
+        if decrement < 0.05 and best.concave():
+            self._arrived(best)
+            return None
+        if damping < 1e-6:
+            self.dismissed += 1
+            return None
+        return Explorer(best.position + damping * step, best, damping)
+
+    def _arrived(self, here: Derivatives) -> None:
+        """A mode, if it is none of the known ones and has mass that matters."""
+        for mode in self.known:
+            apart = np.linalg.solve(np.linalg.cholesky(mode.covariance()), here.position - mode.position)
+            if np.linalg.norm(apart) < 0.5:
+                self.dismissed += 1
+                return
+        self.others.append(here)
+
+    def relevant(self) -> list[Derivatives]:
+        """Modes with mass enough to shift a mean or an sd, the main one first."""
+        if self.main is None or not self.others:
+            return self.known[:1]
+        factor = np.linalg.cholesky(self.main.covariance())
+        kept = [self.main]
+        for mode in self.others:
+            away = np.linalg.norm(np.linalg.solve(factor, mode.position - self.main.position))
+            share = np.exp(min(_log_mass(mode) - _log_mass(self.main), 50.0))
+            if share * max(away**2, 1.0) > _NEGLIGIBLE:
+                kept.append(mode)
+        return kept
+
+
+def _log_mass(mode: Derivatives) -> float:
+    return mode.value + np.linalg.slogdet(mode.covariance())[1] / 2
+
+
+def _one_hill(values: Array) -> bool:
+    """Whether a path never falls by more than a little before it reaches its end, or only falls."""
+    return bool(np.max(np.maximum.accumulate(values) - values) <= _DIP)

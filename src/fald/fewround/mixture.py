@@ -1,0 +1,109 @@
+"""Gaussian mixtures fitted to weighted draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
+from scipy.special import logsumexp
+
+from fald.fewround.proposal import Proposal, cholesky
+from fald.fewround.weights import moments
+
+Array = NDArray[Any]
+
+_MOST_CORES = 4
+_MOST_DRAWS = 16384
+
+
+def _log_parts(mixture: Proposal, positions: Array) -> Array:
+    """(C, k) log weight times density of each core."""
+    columns = []
+    for weight, mean, factor in zip(*mixture):
+        z = solve_triangular(factor, (positions - mean).T, lower=True)
+        normal = -np.sum(z**2, axis=0) / 2 - np.sum(np.log(np.diag(factor)))
+        columns.append(np.log(weight) + normal)
+    return np.stack(columns, axis=1)
+
+
+def _fit(positions: Array, weights: Array, cores: int, rng: np.random.Generator) -> Proposal | None:
+    """Weighted expectation-maximisation from cores spread along the widest direction of the draws."""
+    whole = moments(positions, weights)
+    if cores == 1:
+        return Proposal(np.ones(1), whole.mean[None], cholesky(whole.covariance)[None])
+    n, d = positions.shape
+    # draws in units in which all directions are equal, cut at quantiles of a random direction
+    factor = cholesky(whole.covariance)
+    z = solve_triangular(factor, (positions - whole.mean).T, lower=True).T
+    fourth = weights @ z**4 - 3 * (weights @ z**2) ** 2
+    direction = np.abs(weights @ z**3) + np.abs(fourth) + 0.1 * rng.random(d)
+    along = z @ (direction / np.linalg.norm(direction))
+    order = np.argsort(along)
+    group = np.empty(n, int)
+    group[order] = np.minimum(cores * np.cumsum(weights[order]), cores - 1e-9).astype(int)
+    parts = np.eye(cores)[group]
+    last = -np.inf
+    mixture = None
+    for _ in range(60):
+        share = weights @ parts
+        # each core needs draws enough for its covariance
+        if np.min(share**2 / np.maximum((weights**2) @ parts**2, 1e-300)) < 2 * d:
+            return None
+        means, factors = [], []
+        for k in range(cores):
+            own = moments(positions, weights * parts[:, k] / share[k])
+            means.append(own.mean)
+            factors.append(cholesky(own.covariance + 1e-3 * whole.covariance))
+        mixture = Proposal(share / share.sum(), np.array(means), np.array(factors))
+        logs = _log_parts(mixture, positions)
+        total = logsumexp(logs, axis=1)
+        parts = np.exp(logs - total[:, None])
+        value = float(weights @ total)
+        if value - last < 1e-4:
+            break
+        last = value
+    return mixture
+
+
+def fit_mixture(positions: Array, weights: Array, seed: int) -> Proposal:
+    """A mixture for weighted draws, with as many cores as held-out draws ask for.
+
+    A further core is taken when the mean log density of draws that were not used for the fit rises by more
+    than two standard errors.
+    """
+    rng = np.random.Generator(np.random.Philox([seed & (2**64 - 1), 77]))
+    kept = weights > 1e-7 * weights.max()
+    positions, weights = positions[kept], weights[kept] / weights[kept].sum()
+    if len(weights) > _MOST_DRAWS:
+        pairs = np.sort(rng.choice(len(weights), _MOST_DRAWS, replace=False, p=weights))
+        # drawn in proportion to the weights, so that what is left of them is nearly equal
+        inclusion = np.minimum(1.0, _MOST_DRAWS * weights[pairs])
+        positions, weights = positions[pairs], weights[pairs] / inclusion
+        weights = weights / weights.sum()
+    best = _fit(positions, weights, 1, rng)
+    assert best is not None
+    half = rng.random(len(weights)) < 0.5
+    train, test = weights * half, weights * ~half
+    if min(train.sum(), test.sum()) < 0.1:
+        return best
+    train, test = train / train.sum(), test / test.sum()
+    reference = _fit(positions, train, 1, rng)
+    assert reference is not None
+    density = logsumexp(_log_parts(reference, positions), axis=1)
+    for cores in range(2, _MOST_CORES + 1):
+        fitted = _fit(positions, train, cores, rng)
+        if fitted is None:
+            break
+        new = logsumexp(_log_parts(fitted, positions), axis=1)
+        gains = new - density
+        gain = float(test @ gains)
+        error = float(np.sqrt(np.sum((test * (gains - gain)) ** 2)))
+        if gain < max(2 * error, 0.01):
+            break
+        whole = _fit(positions, weights, cores, rng)
+        if whole is None:
+            break
+        best, density = whole, new
+    return best

@@ -1,0 +1,148 @@
+"""The posterior as the server knows it: its own prior plus sums from the sites."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fald.fewround.evaluate import prior_derivatives, prior_gradients
+from fald.fewround.site import Answer
+from fald.models.base import Model
+from fald.prepare import Report, newton_step, unit_scaled
+
+Array = NDArray[Any]
+
+
+class Derivatives(NamedTuple):
+    """Log posterior, gradient (d,) and Hessian (d, d) at a position (d,)."""
+
+    position: Array
+    value: float
+    gradient: Array
+    hessian: Array
+
+    @property
+    def finite(self) -> bool:
+        """Whether all of it is finite."""
+        return bool(
+            np.isfinite(self.value) and np.isfinite(self.gradient).all() and np.isfinite(self.hessian).all()
+        )
+
+    def newton(self) -> tuple[Array, float]:
+        """Newton step uphill, and its length in posterior standard deviations."""
+        return newton_step(Report(-self.value, -self.gradient, -self.hessian))
+
+    def concave(self) -> bool:
+        """Whether the log posterior curves downwards in every direction, clearly above rounding."""
+        values = unit_scaled(-self.hessian)[1]
+        return bool(values[0] > 1e-10 * max(float(values[-1]), 1e-300))
+
+    def covariance(self) -> Array:
+        """Inverse of the negative Hessian, with eigenvalues taken by their size."""
+        scale, values, vectors = unit_scaled(-self.hessian)
+        sizes = np.maximum(np.abs(values), 1e-8 * np.abs(values).max() or 1.0)
+        root = vectors / np.sqrt(sizes) / scale[:, None]
+        return root @ root.T
+
+
+class Target:
+    """Log posterior from log likelihoods summed over sites."""
+
+    def __init__(self, model: Model):
+        self.model = model
+        self.dim = model.dim
+        self.start = np.asarray(model.flat_initial_position, float)
+
+    def values(self, positions: Array, sums: Array) -> Array:
+        """Log posterior (M,); what is not a number counts as no density."""
+        return tidy(sums + prior_gradients(self.model, positions)[0])
+
+    def derivatives(self, positions: Array, sums: Answer) -> list[Derivatives]:
+        """Log posterior with derivatives at the anchors of a request."""
+        own = [sums[f"anchor_{name}"] for name in ("values", "gradients", "hessians")]
+        prior = prior_derivatives(self.model, positions)
+        return [Derivatives(*one) for one in zip(positions, *(a + b for a, b in zip(own, prior)))]
+
+    def regressed(self, sums: Answer, positions: Array, cloud: int) -> tuple[list[Derivatives], Derivatives]:
+        """Derivatives from gradients alone, at states of which the last ``cloud`` are draws around a point.
+
+        The slope of a linear regression of the gradients on the draws is the mean Hessian over the cloud (and by
+        Stein's identity that of the posterior smoothed by a Gaussian cloud); it stands for the Hessian at all
+        other states as well.
+
+        Returns
+        -------
+        tuple
+            Derivatives at the states before the cloud, and the smoothed ones at the centre of the cloud.
+        """
+        prior, prior_gradient = prior_gradients(self.model, positions)
+        values, grads = tidy(sums["state_values"] + prior), sums["state_gradients"] + prior_gradient
+        draws, slopes = positions[-cloud:], grads[-cloud:]
+        usable = np.isfinite(slopes).all(axis=1)
+        draws, slopes = draws[usable], slopes[usable]
+        if len(draws) < 2 * self.dim:
+            hessian, centre, gradient = np.full((self.dim, self.dim), np.nan), positions[-1], grads[-1]
+        else:
+            centre, gradient = draws.mean(axis=0), slopes.mean(axis=0)
+            hessian = np.linalg.lstsq(draws - centre, slopes - gradient, rcond=None)[0]
+            hessian = (hessian + hessian.T) / 2
+        found = [
+            Derivatives(position, float(value), grad, hessian)
+            for position, value, grad in zip(positions[:-cloud], values, grads)
+        ]
+        return found, Derivatives(centre, 0.0, gradient, hessian)
+
+    def prior_scale(self) -> tuple[Array, Array]:
+        """Centre and covariance of a Gaussian like the prior; wide where the prior is flat."""
+        here = None
+        position = self.start
+        for _ in range(50):
+            here = Derivatives(position, *(part[0] for part in prior_derivatives(self.model, position[None])))
+            if not here.finite:
+                return self.start, 25.0 * np.eye(self.dim)
+            step, decrement = here.newton()
+            if decrement < 1e-6 or not np.isfinite(step).all() or np.abs(step).max() > 1e6:
+                break
+            position = position + step / max(1.0, decrement / 5)
+        assert here is not None
+        scale, values, vectors = unit_scaled(-here.hessian)
+        if not (np.abs(-here.hessian).max() > 0):
+            return self.start, 25.0 * np.eye(self.dim)
+        sizes = np.maximum(values, 1e-3)
+        root = vectors / np.sqrt(sizes) / scale[:, None]
+        covariance = root @ root.T
+        most = np.minimum(np.sqrt(np.diag(covariance)), 1e3)  # a flat direction
+        shrink = most / np.sqrt(np.diag(covariance))
+        return here.position, covariance * np.outer(shrink, shrink)
+
+    def quadratic_mode(self, precision: Array, shift: Array, start: Array) -> tuple[Array, Array] | None:
+        """Mode and covariance of prior × exp(−½θᵀAθ + bᵀθ), which the server finds alone."""
+        position = start
+        value, grad, second = (part[0] for part in prior_derivatives(self.model, position[None]))
+        for _ in range(50):
+            here = Derivatives(
+                position,
+                float(value + shift @ position - position @ precision @ position / 2),
+                grad + shift - precision @ position,
+                second - precision,
+            )
+            if not here.finite:
+                return None
+            step, decrement = here.newton()
+            if decrement < 1e-6:
+                break
+            for factor in (1.0, 0.5, 0.25, 0.1, 0.02):
+                trial = position + factor * step
+                value, grad, second = (part[0] for part in prior_derivatives(self.model, trial[None]))
+                level = value + shift @ trial - trial @ precision @ trial / 2
+                if np.isfinite(level) and level >= here.value:
+                    break
+            position = trial
+        return position, here.covariance()
+
+
+def tidy(values: Array) -> Array:
+    """Values with −∞ for what is not a number."""
+    return np.where(np.isnan(values), -np.inf, values)
