@@ -1,0 +1,236 @@
+"""References: NUTS on the pooled rows, accurate to about 0.01 posterior sd, kept in a folder.
+
+``python -m benchmarks.rounds.references [NAME …]`` computes those that are missing, by default for every
+study whose mean and sd can be found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from arviz_stats.base import array_stats
+from numpyro.infer import MCMC, NUTS
+
+import fald
+from benchmarks.rounds import studies
+from fald.errors import FaldError
+
+CACHE = Path(__file__).parent / "cache"
+RHAT_LIMIT = 1.01
+MCSE_LIMIT = 0.01
+
+
+class ReferenceError(FaldError):
+    """A reference that cannot be trusted."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long NUTS runs: blocks of draws are added until the Monte-Carlo error is below the limit."""
+
+    seed: int = 7
+    num_chains: int = 8
+    num_warmup: int = 1000
+    block: int = 1500
+    max_blocks: int = 30
+    kept: int = 4000
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Moments of a posterior in the flat unconstrained coordinates of its model.
+
+    Parameters
+    ----------
+    mean, sd
+        (dim,) posterior mean and standard deviation.
+    mcse_mean, mcse_sd
+        (dim,) their Monte-Carlo standard errors.
+    rhat
+        (dim,) rank-normalised split R-hat.
+    draws
+        (4000, dim) draws, thinned.
+    divergences, num_draws
+        Draws at which the integrator diverged, and all draws.
+    seconds
+        Time it took.
+    """
+
+    mean: np.ndarray
+    sd: np.ndarray
+    mcse_mean: np.ndarray
+    mcse_sd: np.ndarray
+    rhat: np.ndarray
+    draws: np.ndarray
+    divergences: int
+    num_draws: int
+    seconds: float
+
+    def trusted(self, name: str) -> Reference:
+        """This reference, or an error if its chains disagree or are too short."""
+        worst = float(np.max(self.rhat))
+        if not worst <= RHAT_LIMIT:
+            raise ReferenceError(f"{name}: the chains of the reference disagree, R-hat {worst:.3f}")
+        error = self.worst_mcse()
+        if not error <= MCSE_LIMIT:
+            raise ReferenceError(f"{name}: the Monte-Carlo error of the reference is {error:.3f} sd")
+        return self
+
+    def worst_mcse(self) -> float:
+        """The largest Monte-Carlo error of a mean or an sd, in posterior sd."""
+        return float(np.max(np.maximum(self.mcse_mean, self.mcse_sd) / self.sd))
+
+
+def log_density(study: studies.Study) -> Callable[[Any], Any]:
+    """The log posterior density of the pooled rows at a flat position, up to a constant."""
+    model = study.model
+    rows = jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float64)), study.data.rows)
+
+    def log_density_fn(flat):
+        terms = jax.vmap(model.flat_loglikelihood, (None, 0))(flat, rows)
+        return model.flat_logprior(flat) + jnp.sum(terms)
+
+    return log_density_fn
+
+
+def mode(log_density_fn: Callable[[Any], Any], start: Any, max_steps: int = 500) -> tuple[Any, np.ndarray]:
+    """Mode and inverse negative Hessian there, by Newton steps damped until the density rises."""
+    value, gradient, hessian = (jax.jit(f(log_density_fn)) for f in (lambda f: f, jax.grad, jax.hessian))
+    position, damping, here = np.asarray(start), 1e-3, float(value(start))
+    for _ in range(max_steps):
+        g, H = np.asarray(gradient(position)), -np.asarray(hessian(position))
+        # scaled to unit diagonal, so that the damping does not depend on the units of parameters
+        unit = np.sqrt(np.maximum(np.abs(np.diag(H)), 1e-12))
+        scaled = H / np.outer(unit, unit)
+        lowest = float(np.linalg.eigvalsh(scaled)[0])
+        shift = damping + max(0.0, 1e-8 - lowest)
+        step = np.linalg.solve(scaled + shift * np.eye(len(g)), g / unit) / unit
+        if lowest > 0 and float(g @ step) < 1e-9:
+            return position, np.linalg.inv(H)
+        there = float(value(position + step))
+        if there > here - 1e-10 * abs(here):
+            position, here, damping = position + step, there, damping / 5
+        else:
+            damping = max(damping, 1e-6) * 4
+    raise ReferenceError(f"no mode found in {max_steps} Newton steps", hint="the posterior may be improper")
+
+
+def compute(study: studies.Study, settings: Settings = Settings()) -> Reference:
+    """Run NUTS on the pooled rows in float64, in coordinates whitened at the mode."""
+    began = time.perf_counter()
+    with jax.enable_x64(True):
+        log_density_fn = log_density(study)
+        center, covariance = mode(log_density_fn, study.model.flat_initial_position)
+        scale = np.linalg.cholesky(covariance)
+        kernel = NUTS(potential_fn=lambda z: -log_density_fn(center + scale @ z), dense_mass=True)
+        mcmc = MCMC(
+            kernel,
+            num_warmup=settings.num_warmup,
+            num_samples=settings.block,
+            num_chains=settings.num_chains,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        key = jax.random.key(settings.seed)
+        start = jax.random.normal(key, (settings.num_chains, study.dim))
+        blocks, divergences = [], 0
+        for block in range(settings.max_blocks):
+            mcmc.run(jax.random.fold_in(key, block), init_params=start, extra_fields=("diverging",))
+            blocks.append(np.asarray(mcmc.get_samples(group_by_chain=True)) @ scale.T + center)
+            divergences += int(np.sum(mcmc.get_extra_fields()["diverging"]))
+            mcmc.post_warmup_state = mcmc.last_state
+            reference = summarise(np.concatenate(blocks, axis=1), divergences, settings)
+            if reference.worst_mcse() < 0.95 * MCSE_LIMIT and np.max(reference.rhat) <= RHAT_LIMIT:
+                break
+    return replace_seconds(reference, time.perf_counter() - began)
+
+
+def replace_seconds(reference: Reference, seconds: float) -> Reference:
+    """The same reference with the time it took."""
+    values = {f.name: getattr(reference, f.name) for f in fields(reference)}
+    return Reference(**values | {"seconds": seconds})
+
+
+def summarise(draws: np.ndarray, divergences: int, settings: Settings) -> Reference:
+    """Moments, their Monte-Carlo errors and R-hat of (chains, draws, dim)."""
+    axes = {"chain_axis": 0, "draw_axis": 1}
+    columns = np.moveaxis(draws, -1, 0)
+    flat = draws.reshape(-1, draws.shape[-1])
+    every = max(1, len(flat) // settings.kept)
+    return Reference(
+        mean=flat.mean(0),
+        sd=flat.std(0, ddof=1),
+        mcse_mean=np.array([array_stats.mcse(c, method="mean", **axes) for c in columns], float),
+        mcse_sd=np.array([array_stats.mcse(c, method="sd", **axes) for c in columns], float),
+        rhat=np.array([array_stats.rhat(c, method="rank", **axes) for c in columns], float),
+        draws=flat[::every][: settings.kept],
+        divergences=divergences,
+        num_draws=len(flat),
+        seconds=0.0,
+    )
+
+
+def fingerprint(study: studies.Study, settings: Settings = Settings()) -> str:
+    """A short hash of the rows, of the settings, and of the model by its log density at fixed positions."""
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        start = np.asarray(study.model.flat_initial_position)
+        positions = start + 0.1 * rng.standard_normal((3, study.dim))
+        values = jax.jit(jax.vmap(log_density(study)))(positions)
+    text = [study.data.fingerprint(), repr(settings), *[f"{v:.6e}" for v in np.asarray(values)]]
+    return hashlib.sha256("|".join(text).encode()).hexdigest()[:12]
+
+
+def reference(name: str, folder: Path = CACHE, settings: Settings = Settings()) -> Reference:
+    """The reference of a study: read from the folder, or computed and written there.
+
+    Raises
+    ------
+    ReferenceError
+        If R-hat is above 1.01 or the Monte-Carlo error above 0.01 sd in any coordinate, or if the
+        posterior has no mode to start from.
+    """
+    study = studies.load(name)
+    path = folder / f"{name}-{fingerprint(study, settings)}.npz"
+    if path.exists():
+        with np.load(path) as stored:
+            values = {f: stored[f] if stored[f].ndim else stored[f].item() for f in stored.files}
+        return Reference(**values).trusted(name)
+    found = compute(study, settings).trusted(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial.npz")
+    np.savez_compressed(partial, **{f.name: getattr(found, f.name) for f in fields(found)})
+    partial.replace(path)
+    return found
+
+
+def main(wanted: Sequence[str]) -> int:
+    """Compute what is missing and say how each went; the number of studies without a reference."""
+    failed = 0
+    for name in wanted or [n for kind in ("real", "awkward") for n in studies.names(kind)]:
+        try:
+            found = reference(name)
+        except ReferenceError as error:
+            failed += 1
+            print(f"{name:<24} {error}", flush=True)
+            continue
+        print(
+            f"{name:<24} d {len(found.mean):>3}  draws {found.num_draws:>6}  "
+            f"MCSE {found.worst_mcse():.4f} sd  R-hat {np.max(found.rhat):.4f}  "
+            f"divergences {found.divergences}  {found.seconds:.0f} s",
+            flush=True,
+        )
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
