@@ -29,7 +29,7 @@ def regression(
     further: Any = None,
     further_prior_fn: Callable[[Any], Any] = lambda position: 0.0,
 ) -> Model:
-    """A regression with linear predictor η = a + xᵀb and a likelihood ``row_fn(position, η, rest of the row)``.
+    """A regression with η = a + xᵀb and the likelihood ``row_fn(position, η, rest of the row)``.
 
     ``further`` names more parameters with their starting values; ``further_prior_fn`` is their log prior.
     """
@@ -138,7 +138,7 @@ def gamma_regression(features: Sequence[str], **options: Any) -> Model:
 
 
 def weibull(features: Sequence[str], **options: Any) -> Model:
-    """Rows (x, log time, event): log time = η + G/k, G a Gumbel minimum; censored if event is 0; log k ~ N(0, 1)."""
+    """Rows (x, log time, event): log time = η + G/k, G a Gumbel minimum; event 0 is censored; log k ~ N(0, 1)."""
 
     def row_fn(position, eta, rest):
         log_time, event = rest

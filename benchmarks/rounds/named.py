@@ -65,7 +65,11 @@ def contraception_random():
     for group in groups:
         here = np.flatnonzero(district == group)
         padding = (0, largest - len(here))
-        part = np.pad(x[here], (padding, (0, 0))), np.pad(y[here], padding), np.pad(np.ones(len(here)), padding)
+        part = (
+            np.pad(x[here], (padding, (0, 0))),
+            np.pad(y[here], padding),
+            np.pad(np.ones(len(here)), padding),
+        )
         clients[str(group)] = tuple(array[None] for array in part)
     return random_intercept_logistic(names), fald.FederatedData.from_arrays(clients)
 
@@ -139,7 +143,7 @@ def randhie_second():
 
 @study("real", "survival/cancer")
 def lung():
-    """Survival with advanced lung cancer; Weibull with censoring; institutions, the smallest with 2."""
+    """Survival with advanced lung cancer; Weibull with censoring; institutions, one with one patient."""
     frame = table("survival/cancer").dropna(subset=["inst", "ph.ecog", "ph.karno", "pat.karno"])
     x, names = design(frame, ["age", "ph.ecog", "ph.karno", "pat.karno"], {"sex": [1, 2]})
     log_time = np.log(frame["time"] / 365.25)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 # importing a list enters its studies
-from benchmarks.rounds import adversarial, awkward, fresh, holdout, named  # noqa: F401
+from benchmarks.rounds import adversarial, awkward, fresh, heldout, named  # noqa: F401
 from benchmarks.rounds.study import ENTRIES, KINDS, Study
 from fald.errors import ConfigError
 
