@@ -138,7 +138,10 @@ def gamma_regression(features: Sequence[str], **options: Any) -> Model:
 
 
 def weibull(features: Sequence[str], **options: Any) -> Model:
-    """Rows (x, log time, event): log time = η + G/k, G a Gumbel minimum; event 0 is censored; log k ~ N(0, 1)."""
+    """Rows (x, log time, event): log time = η + G/k with a Gumbel minimum G; log k ~ N(0, 1).
+
+    An event of 0 means that the time is censored.
+    """
 
     def row_fn(position, eta, rest):
         log_time, event = rest

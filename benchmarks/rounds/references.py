@@ -28,7 +28,7 @@ RHAT_LIMIT = 1.01
 MCSE_LIMIT = 0.01
 
 
-class ReferenceError(FaldError):
+class UntrustedReferenceError(FaldError):
     """A reference that cannot be trusted."""
 
 
@@ -81,10 +81,10 @@ class Reference:
         """This reference, or an error if its chains disagree or are too short."""
         worst = float(np.max(self.rhat))
         if not worst <= RHAT_LIMIT:
-            raise ReferenceError(f"{name}: the chains of the reference disagree, R-hat {worst:.3f}")
+            raise UntrustedReferenceError(f"{name}: the chains of the reference disagree, R-hat {worst:.3f}")
         error = self.worst_mcse()
         if not error <= MCSE_LIMIT:
-            raise ReferenceError(f"{name}: the Monte-Carlo error of the reference is {error:.3f} sd")
+            raise UntrustedReferenceError(f"{name}: the Monte-Carlo error of the reference is {error:.3f} sd")
         return self
 
     def worst_mcse(self) -> float:
@@ -123,7 +123,9 @@ def mode(log_density_fn: Callable[[Any], Any], start: Any, max_steps: int = 500)
             position, here, damping = position + step, there, damping / 5
         else:
             damping = max(damping, 1e-6) * 4
-    raise ReferenceError(f"no mode found in {max_steps} Newton steps", hint="the posterior may be improper")
+    raise UntrustedReferenceError(
+        f"no mode found in {max_steps} Newton steps", hint="the posterior may be improper"
+    )
 
 
 def compute(study: studies.Study, settings: Settings = STANDARD) -> Reference:
@@ -194,11 +196,13 @@ def reference(name: str, folder: Path = CACHE, settings: Settings = STANDARD) ->
 
     Raises
     ------
-    ReferenceError
-        If R-hat is above 1.01 or the Monte-Carlo error above 0.01 sd in any coordinate, or if the
-        posterior has no mode to start from.
+    UntrustedReferenceError
+        If R-hat is above 1.01 or the Monte-Carlo error above 0.01 sd in any coordinate, if no mode is
+        found to start from, or if the study has no mean and sd that could be found.
     """
     study = studies.load(name)
+    if study.expects != "reached":
+        raise UntrustedReferenceError(f"{name} has no reference: {study.note}", hint="judge its verdict only")
     path = folder / f"{name}-{fingerprint(study, settings)}.npz"
     if path.exists():
         with np.load(path) as stored:
@@ -218,7 +222,7 @@ def main(wanted: Sequence[str]) -> int:
     for name in wanted or [n for kind in ("real", "awkward") for n in studies.names(kind)]:
         try:
             found = reference(name)
-        except ReferenceError as error:
+        except UntrustedReferenceError as error:
             failed += 1
             print(f"{name:<24} {error}", flush=True)
             continue
