@@ -9,12 +9,13 @@ from benchmarks.rounds.likelihoods import (
     negative_binomial,
     ordinal,
     poisson_offset,
+    random_intercept_logistic,
     student_t,
     weibull,
     zero_inflated_poisson,
 )
 from benchmarks.rounds.study import study
-from benchmarks.rounds.tables import by_site, design, standardised, table
+from benchmarks.rounds.tables import by_group, by_site, design, standardised, table
 from fald.models import linear_regression, logistic_regression
 
 
@@ -87,12 +88,24 @@ def cattle():
     return binomial(names), by_site(frame["herd"], x, frame["incidence"], frame["size"])
 
 
+def _bacteria():
+    frame = table("MASS/bacteria")
+    x, names = design(frame, ["week"], {"trt": ["placebo", "drug", "drug+"]})
+    return frame["ID"], x, (frame["y"] == "y").to_numpy(float), names
+
+
 @study("real", "MASS/bacteria")
 def bacteria():
     """Bacteria in children with otitis; logistic; children with two to five visits, half never vary."""
-    frame = table("MASS/bacteria")
-    x, names = design(frame, ["week"], {"trt": ["placebo", "drug", "drug+"]})
-    return logistic_regression(names), by_site(frame["ID"], x, frame["y"] == "y")
+    child, x, y, names = _bacteria()
+    return logistic_regression(names), by_site(child, x, y)
+
+
+@study("real", "MASS/bacteria")
+def bacteria_random():
+    """The same with a random intercept per child, integrated out; each site is one example."""
+    child, x, y, names = _bacteria()
+    return random_intercept_logistic(names), by_group(child, x, y)
 
 
 @study("real", "mlmRev/Mmmec")

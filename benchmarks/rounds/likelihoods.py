@@ -221,7 +221,7 @@ def ordinal(features: Sequence[str], num_levels: int, *, prior_scale: float = 2.
     )
 
 
-def random_intercept_logistic(features: Sequence[str], *, prior_scale: float = 2.5, nodes: int = 32) -> Model:
+def random_intercept_logistic(features: Sequence[str], *, prior_scale: float = 2.5, nodes: int = 16) -> Model:
     """One example is a whole group, (X, y, present): logit = a + xᵀb + s·u with u ~ N(0, 1) of the group.
 
     u is integrated out by Gauss–Hermite quadrature, so that nothing of the group is a parameter; s is

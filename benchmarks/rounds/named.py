@@ -8,7 +8,7 @@ from sklearn.datasets import load_breast_cancer
 import fald
 from benchmarks.rounds.likelihoods import negative_binomial, random_intercept_logistic, weibull
 from benchmarks.rounds.study import study
-from benchmarks.rounds.tables import by_site, design, standardised, table
+from benchmarks.rounds.tables import by_group, by_site, design, standardised, table
 from fald.models import linear_regression, logistic_regression, poisson_regression
 
 
@@ -59,19 +59,7 @@ def contraception():
 def contraception_random():
     """The same with a random intercept per district, integrated out; each site is one example."""
     district, x, y, names = _contraception()
-    groups = np.unique(district)
-    largest = max(np.sum(district == g) for g in groups)
-    clients = {}
-    for group in groups:
-        here = np.flatnonzero(district == group)
-        padding = (0, largest - len(here))
-        part = (
-            np.pad(x[here], (padding, (0, 0))),
-            np.pad(y[here], padding),
-            np.pad(np.ones(len(here)), padding),
-        )
-        clients[str(group)] = tuple(array[None] for array in part)
-    return random_intercept_logistic(names), fald.FederatedData.from_arrays(clients)
+    return random_intercept_logistic(names), by_group(district, x, y)
 
 
 @study("real", "COUNT/azpro")

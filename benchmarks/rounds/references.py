@@ -21,7 +21,7 @@ from arviz_stats.base import array_stats
 from numpyro.infer import MCMC, NUTS
 
 from benchmarks.rounds import studies
-from fald.errors import FaldError
+from fald.errors import ExitCode, FaldError
 
 CACHE = Path(__file__).parent / "cache"
 RHAT_LIMIT = 1.01
@@ -217,22 +217,27 @@ def reference(name: str, folder: Path = CACHE, settings: Settings = STANDARD) ->
 
 
 def main(wanted: Sequence[str]) -> int:
-    """Compute what is missing and say how each went; the number of studies without a reference."""
+    """Compute what is missing and say how each went; the exit code."""
     failed = 0
-    for name in wanted or [n for kind in ("real", "awkward") for n in studies.names(kind)]:
-        try:
-            found = reference(name)
-        except UntrustedReferenceError as error:
-            failed += 1
-            print(f"{name:<24} {error}", flush=True)
-            continue
-        print(
-            f"{name:<24} d {len(found.mean):>3}  draws {found.num_draws:>6}  "
-            f"MCSE {found.worst_mcse():.4f} sd  R-hat {np.max(found.rhat):.4f}  "
-            f"divergences {found.divergences}  {found.seconds:.0f} s",
-            flush=True,
-        )
+    try:
+        for name in wanted or [n for kind in ("real", "awkward") for n in studies.names(kind)]:
+            try:
+                line = described(reference(name))
+            except FaldError as error:
+                failed, line = 1, str(error)
+            print(f"{name:<24} {line}", flush=True)
+    except KeyboardInterrupt:
+        print("stopped; references that were finished are kept", file=sys.stderr)
+        return int(ExitCode.INTERRUPTED)
     return failed
+
+
+def described(found: Reference) -> str:
+    """One line on how a reference was found and how well it is known."""
+    return (
+        f"d {len(found.mean):>3}  draws {found.num_draws:>6}  MCSE {found.worst_mcse():.4f} sd  "
+        f"R-hat {np.max(found.rhat):.4f}  divergences {found.divergences}  {found.seconds:.0f} s"
+    )
 
 
 if __name__ == "__main__":

@@ -47,3 +47,20 @@ def by_site(sites: Any, *rows: Any) -> fald.FederatedData:
     arrays = [np.asarray(part, float) for part in rows]
     clients = {name: tuple(part[labels == name] for part in arrays) for name in np.unique(labels)}
     return fald.FederatedData.from_arrays(clients)
+
+
+def by_group(groups: Any, x: np.ndarray, y: np.ndarray) -> fald.FederatedData:
+    """One client per group with one example (X, y, present): its rows, padded to the largest group."""
+    groups = np.asarray(groups)
+    largest = max(np.sum(groups == g) for g in groups)
+    clients = {}
+    for group in np.unique(groups):
+        here = np.flatnonzero(groups == group)
+        padding = (0, largest - len(here))
+        part = (
+            np.pad(x[here], (padding, (0, 0))),
+            np.pad(y[here], padding),
+            np.pad(np.ones(len(here)), padding),
+        )
+        clients[str(group)] = tuple(array[None] for array in part)
+    return fald.FederatedData.from_arrays(clients)
