@@ -141,10 +141,10 @@ def insurance():
 
 @study("real", "survival/nwtco")
 def wilms():
-    """Relapse of Wilms' tumour; logistic; two laboratories that read histology."""
+    """Relapse of Wilms' tumour; logistic; two trials one after the other."""
     frame = table("survival/nwtco")
-    x, names = design(frame, ["age"], {"stage": [1, 2, 3, 4], "study": [3, 4], "histol": [1, 2]})
-    return logistic_regression(names), by_site(frame["instit"], x, frame["rel"])
+    x, names = design(frame, ["age"], {"stage": [1, 2, 3, 4], "instit": [1, 2], "histol": [1, 2]})
+    return logistic_regression(names), by_site(frame["study"], x, frame["rel"])
 
 
 @study("real", "sandwich/InstInnovation")

@@ -194,7 +194,7 @@ def intensive_care():
 
 @study("real", "mlmRev/ScotsSec", holdout=True)
 def attainment():
-    """Attainment of Scottish pupils, 1 to 10; Poisson, underdispersed; secondary schools."""
+    """Attainment of Scottish pupils, 1 to 10; Poisson; secondary schools."""
     frame = table("mlmRev/ScotsSec")
     x, names = design(frame, ["verbal"], {"sex": ["M", "F"], "social": sorted(frame["social"].unique())})
     return poisson_regression(names), by_site(frame["second"], x, frame["attain"])
