@@ -190,7 +190,11 @@ def fingerprint(study: studies.Study) -> str:
         start = np.asarray(study.model.flat_initial_position)
         positions = start + 0.1 * rng.standard_normal((3, study.dim))
         values = jax.jit(jax.vmap(log_density(study)))(positions)
-    text = [study.data.fingerprint(), repr((RHAT_LIMIT, MCSE_LIMIT)), *[f"{v:.6e}" for v in np.asarray(values)]]
+    text = [
+        study.data.fingerprint(),
+        repr((RHAT_LIMIT, MCSE_LIMIT)),
+        *[f"{v:.6e}" for v in np.asarray(values)],
+    ]
     return hashlib.sha256("|".join(text).encode()).hexdigest()[:12]
 
 
