@@ -12,6 +12,7 @@ from benchmarks.rounds.references import (
     UntrustedReferenceError,
     fingerprint,
     log_density,
+    mcse_of_sd,
     mode,
     reference,
     summarise,
@@ -96,6 +97,21 @@ def test_a_reference_is_trusted_unless_chains_disagree_or_are_short():
         summarise(chains(shift=1.0), 0, Settings()).trusted("x")
     with pytest.raises(UntrustedReferenceError, match="Monte-Carlo"):
         summarise(chains()[:, :300], 0, Settings()).trusted("x")
+
+
+def test_the_error_of_an_sd_counts_how_slowly_squares_mix():
+    # x_t = −φ x_{t−1} + noise: draws alternate and means cancel, but squares are correlated by φ^{2t}
+    phi, shape = 0.6, (32, 4000)
+    noise = np.random.default_rng(4).standard_normal(shape)
+    draws = np.empty(shape)
+    draws[:, 0] = noise[:, 0]
+    for t in range(1, shape[1]):
+        draws[:, t] = -phi * draws[:, t - 1] + np.sqrt(1 - phi**2) * noise[:, t]
+    exact = np.sqrt((1 + phi**2) / (1 - phi**2) / (2 * draws.size))
+    axes = {"chain_axis": 0, "draw_axis": 1}
+    assert mcse_of_sd(draws, **axes) == pytest.approx(exact, rel=0.1)
+    ignoring_order = float(np.std((draws - draws.mean()) ** 2) / np.sqrt(draws.size) / 2)
+    assert ignoring_order != pytest.approx(exact, rel=0.1)
 
 
 def test_errors_are_in_units_of_the_posterior_sd():

@@ -18,7 +18,7 @@ def errors(draws: np.ndarray, reference: Reference) -> tuple[float, float]:
     draws
         (…, dim) equally weighted draws in the flat coordinates of the model.
     reference
-        Mean and sd to compare with. It has a Monte-Carlo error of its own, about 0.01 sd.
+        Mean and sd to compare with. It has Monte-Carlo errors of its own.
     """
     flat = np.asarray(draws, np.float64).reshape(-1, len(reference.mean))
     of_mean = np.abs(flat.mean(0) - reference.mean) / reference.sd
