@@ -12,6 +12,7 @@ import fald
 from fald import plan_report, planner
 from fald.datasets import load_bundled_study, study_path
 from fald.errors import ConfigError
+from fald.study import SamplerSection
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +40,21 @@ def test_the_plan_as_text_json_and_figure(plan, tmp_path):
         plan_report.plot(plan, tmp_path / "plan.png")
 
 
+SAMPLER = """
+[sampler]
+num-rounds = 40000
+num-warmup = 2500
+local-steps = 3
+step-size = 6e-4
+num-chains = 32
+thinning = 25
+seed = 1
+"""
+
+
 def test_written_settings_change_nothing_else(plan, tmp_path):
     path = tmp_path / "study.toml"
-    before = study_path("indo").read_text()
+    before = study_path("indo").read_text() + SAMPLER
     path.write_text(before)
     chosen = plan_report.sampler_settings(plan)
     plan_report.write_settings(path, chosen)
@@ -121,6 +134,6 @@ def test_a_plan_from_constants_alone():
 
 def test_a_study_at_temperature_zero_is_not_planned():
     study = load_bundled_study("indo")
-    cold = study.model_copy(update={"sampler": study.sampler.model_copy(update={"temperature": 0.0})})
+    cold = SamplerSection(**{"num-rounds": 10, "local-steps": 1, "step-size": 0.1, "temperature": 0.0})
     with pytest.raises(ConfigError, match="no posterior to plan for"):
-        plan_report.plan_study(cold)
+        plan_report.plan_study(study.model_copy(update={"sampler": cold}))

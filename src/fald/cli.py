@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import jax
 import typer
 
-from fald import commands, diagnostics, plan_report, privacy_commands, tables
+from fald import commands, diagnostics, fit_report, plan_report, privacy_commands, tables
 from fald.checkpoint import write_atomically
 from fald.datasets import load_bundled_study
 from fald.errors import ConfigError, DataError, ExitCode, FaldError
@@ -67,8 +67,15 @@ def demo(
         print(
             f"\nIndomethacin multiplies the odds of pancreatitis by {row['odds ratio']:.2f} "
             f"(95% credible interval {low:.2f} to {high:.2f}).\n"
+            f"{_plain_cost(study)}\n"
             f"Results are in {out}. Next: fald diagnose {out}, or fald new for a study of your own."
         )
+
+
+def _plain_cost(study: Study) -> str:
+    made = plan_report.plan_study(study)
+    cost = f"about {made.best.num_rounds:,} rounds of {made.goal.num_chains} chains"
+    return f"Plain FA-LD would need {cost} for this accuracy (fald plan says why)."
 
 
 @app.command()
@@ -108,13 +115,20 @@ def diagnose(
     """
     _, tree = commands.open_run(folder)
     found, why = None, "a point estimate has no law to check"
-    if not tree.attrs["point_estimate"]:
+    if fit_report.is_fit(tree):
+        why = "the draws of this method are weighted to the posterior itself"
+    elif not tree.attrs["point_estimate"]:
         try:
             found = commands.check_run(folder, doubling)
         except DataError as error:  # the tables may have moved since the run
             why = error.message
     if as_json:
         print(json.dumps({**commands.document(tree, level), "checks": found}, indent=1))
+    elif fit_report.is_fit(tree):
+        print(commands.text(tree, level))
+        print(f"\nWhy this method: {tree.attrs['chosen']}")
+        print(f"\nRounds (bytes per site)\n{fit_report.rounds_text(tree)}")
+        print(f"\nWhat left a site, summed over all sites\n{fit_report.reveals_text(tree)}")
     else:
         print(commands.text(tree, level))
         checked = f"none: {why}" if found is None else plan_report.checks_text(found)
@@ -192,7 +206,8 @@ def plan(
         return
     loaded = load_study(study, settings or [])
     commands.set_precision(loaded)
-    goal = Goal(bias=bias, sd_error=sd_error, num_chains=loaded.sampler.num_chains)
+    chains = loaded.sampler.num_chains if loaded.sampler else Goal.num_chains
+    goal = Goal(bias=bias, sd_error=sd_error, num_chains=chains)
     made = plan_report.plan_study(loaded, goal, rounds)
     print(
         json.dumps(plan_report.document(made, loaded.title), indent=1)

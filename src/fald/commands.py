@@ -11,7 +11,11 @@ import jax
 
 from fald import diagnostics, tables
 from fald.checkpoint import Checkpoint, write_atomically
+from fald.data import FederatedData
 from fald.errors import ConfigError, DiagnosticsError, FaldError, StorageError
+from fald.fit import fit
+from fald.fit_report import fit_document, fit_lines, is_fit, verdict_lines
+from fald.models.base import Model
 from fald.planner import checks, foresee
 from fald.predict import predict
 from fald.results import draws_by_row, load, save, settings_of
@@ -31,7 +35,8 @@ if TYPE_CHECKING:
 
 def set_precision(study: Study) -> None:
     """Choose float32 or float64 for the whole process, as the study says."""
-    jax.config.update("jax_enable_x64", study.sampler.precision == "float64")
+    double = study.sampler is not None and study.sampler.precision == "float64"
+    jax.config.update("jax_enable_x64", double)
 
 
 def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.DataTree:
@@ -62,15 +67,7 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.Da
     if not resume:  # a resumed run is first recognised as the same
         write_atomically(out / "study.json", about)
     try:
-        tree = sample(
-            study.sampler.seed,
-            model,
-            data,
-            **study.sampler.arguments(),
-            privacy=study.protection(),
-            progress=progress,
-            checkpoint=Checkpoint(out / "checkpoint"),
-        )
+        tree = _draws(study, model, data, progress=progress, checkpoint=Checkpoint(out / "checkpoint"))
     except FaldError as error:
         partial = getattr(error, "tree", None)
         if partial is not None and not isinstance(error, StorageError):
@@ -79,11 +76,20 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.Da
             error.hint += f"; {kept} draws per chain are kept in {out / 'partial.nc'}"
         raise
     write_atomically(out / "study.json", about)
-    tree.attrs["foreseen"] = json.dumps(foresee(model, data, settings_of(tree)))
+    if study.sampler is not None:
+        tree.attrs["foreseen"] = json.dumps(foresee(model, data, settings_of(tree)))
     save(_named(tree, study), result)
     (out / "partial.nc").unlink(missing_ok=True)
     write_atomically(out / "summary.json", json.dumps(document(tree), indent=1).encode())
     return tree
+
+
+def _draws(study: Study, model: Model, data: FederatedData, **how: Any) -> xr.DataTree:
+    """FA-LD with the study's settings; without any, the few-round method that suits it."""
+    if study.sampler is None:
+        return fit(study.fit.seed, model, data, **study.fit.arguments(), **how)
+    given = study.sampler.arguments()
+    return sample(study.sampler.seed, model, data, **given, privacy=study.protection(), **how)
 
 
 def _named(tree: xr.DataTree, study: Study) -> xr.DataTree:
@@ -142,6 +148,13 @@ def document(tree: xr.DataTree, level: float = 0.95) -> dict[str, Any]:
         "settings": settings_of(tree),
         "sites": tables.records(diagnostics.client_drift(tree)),
     }
+    if is_fit(tree):
+        return {
+            **common,
+            "level": level,
+            "summary": tables.records(summary(tree, level=level)),
+            **fit_document(tree),
+        }
     if tree.attrs["point_estimate"]:
         return {**common, "estimate": last_iterate(tree), "note": POINT_NOTE}
     return {
@@ -168,20 +181,24 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
     rows, count = int(sites["size"].sum()), len(sites["client"])
     pairs = zip(sites["client"].values, sites["size"].values)
     sizes = f" ({', '.join(f'{n} {s}' for n, s in pairs)})" if count <= 8 else ""
+    title = tree.attrs.get("title") or f"{tree.attrs['model']} model"
+    units = json.loads(tree.attrs.get("units", "{}"))
+    if is_fit(tree):
+        table = tables.summary_text(summary(tree, level=level), units)
+        said = f"{count} sites, {rows:,} rows{sizes}; sites exchanged sums over rows, not rows"
+        return "\n".join([title, said, *fit_lines(tree), "", table, "", *verdict_lines(tree)])
     settings = settings_of(tree)
     chains, asked, done = settings["num_chains"], settings["num_rounds"], int(tree.attrs["rounds_done"])
     rounds = f"{asked:,} rounds" if done + settings["thinning"] > asked else f"{done:,} of {asked:,} rounds"
     lines = [
-        tree.attrs.get("title") or f"{tree.attrs['model']} model",
+        title,
         f"{count} sites, {rows:,} rows{sizes}; sites exchanged parameters, not rows",
         f"{rounds} of {settings['local_steps']} local steps, {chains} chain{'s' if chains > 1 else ''}",
         "",
     ]
     if tree.attrs["point_estimate"]:
-        units = json.loads(tree.attrs.get("units", "{}"))
         cells = [[tables.labelled(k, units), tables.number(v)] for k, v in last_iterate(tree).items()]
         return "\n".join([*lines, tables.align(["parameter", "estimate"], cells), "", POINT_NOTE])
-    units = json.loads(tree.attrs.get("units", "{}"))
     lines += [tables.summary_text(summary(tree, level=level), units), ""]
     lines += [f"warning: {c}" for c in diagnostics.verdict(tree)]
     lines.append(tables.BIAS_NOTE)
@@ -204,9 +221,8 @@ def require_clean(tree: xr.DataTree) -> None:
     """Raise ``DiagnosticsError`` if the diagnostics object to the result."""
     complaints = [POINT_NOTE] if tree.attrs["point_estimate"] else diagnostics.verdict(tree)
     if complaints:
-        raise DiagnosticsError(
-            "; ".join(complaints), hint="run longer: more rounds, more chains, or a larger step"
-        )
+        advice = tree.attrs.get("advice") or "run longer: more rounds, more chains, or a larger step"
+        raise DiagnosticsError("; ".join(complaints), hint=advice)
 
 
 def check_run(folder: Path, doubling_rounds: int) -> dict[str, Any]:
@@ -214,7 +230,7 @@ def check_run(folder: Path, doubling_rounds: int) -> dict[str, Any]:
     study, tree = open_run(folder)
     set_precision(study)
     data = study.read_data()
-    model, s = study.build_model(data.features), study.sampler
+    model, s = study.build_model(data.features), study.require_sampler()
     if data.num_rows * model.dim * s.local_steps * s.num_chains * doubling_rounds > _MOST_CHECK_WORK:
         doubling_rounds = 0
     return checks(tree, model, data, doubling_rounds=doubling_rounds)

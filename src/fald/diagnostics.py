@@ -6,6 +6,7 @@ together. Only a smaller step, fewer local steps or a reference shows that.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,17 @@ STEP_LIMIT = 1.0
 
 
 def convergence(tree: xr.DataTree) -> dict[str, dict[str, float]]:
-    """Per parameter: ``mcse``, ``ess_bulk``, ``ess_tail`` and ``r_hat``; NaN where too few draws exist."""
+    """Per parameter: ``mcse``, ``ess_bulk``, ``ess_tail`` and ``r_hat``; NaN where too few draws exist.
+
+    Draws of ``fald.fit`` are no chain: their ``mcse`` and ``ess_bulk`` come from the importance weights, and
+    ``ess_tail`` and ``r_hat`` are NaN.
+    """
+    if "precision" in tree.attrs:  # weighted draws know their own
+        missing = {"ess_tail": float("nan"), "r_hat": float("nan")}
+        known = json.loads(tree.attrs["precision"])
+        return {
+            label: {"mcse": row["mcse"], "ess_bulk": row["ess"], **missing} for label, row in known.items()
+        }
     from arviz_stats import base
 
     array_stats: Any = base.array_stats  # pyright: ignore[reportPrivateImportUsage]
@@ -68,6 +79,14 @@ def client_drift(tree: xr.DataTree) -> pd.DataFrame:
 
     stats: Any = tree["sample_stats"]
     constant: Any = tree["constant_data"]
+    if "participant" not in stats:  # sites sent sums in every round, and nothing of theirs moved
+        names = pd.Index([str(n) for n in constant["client"].values], name="client")
+        rows, share = constant["size"].values, constant["share"].values
+        taken, none = int(tree.attrs["rounds_done"]), float("nan")
+        return pd.DataFrame(
+            {"rows": rows, "share": share, "took_part": taken, "mean_drift": none, "max_drift": none},
+            index=names,
+        )
     who, weight, apart = (stats[k].values.ravel() for k in ("participant", "weight", "drift"))
     active = weight > 0
     names = [str(n) for n in constant["client"].values]
@@ -132,6 +151,10 @@ def _matrix(sample: np.ndarray | dict[str, np.ndarray], labels: list[list[str]],
 
 def verdict(tree: xr.DataTree) -> list[str]:
     """What the diagnostics object to, in sentences; empty if nothing."""
+    if "precision" in tree.attrs:
+        return (
+            [] if tree.attrs["verdict"] == "reached" else [f"{tree.attrs['verdict']}: {tree.attrs['reason']}"]
+        )
     rows = convergence(require_posterior(tree))
     rhats, sizes = ({label: row[key] for label, row in rows.items()} for key in ("r_hat", "ess_bulk"))
     single = tree.children["posterior"].sizes["chain"] < 2

@@ -47,7 +47,6 @@ NAMES = {
     "corrected-langevin": "corrected federated Langevin dynamics with a certified end",
     "langevin": "federated averaging Langevin dynamics (FA-LD)",
 }
-UNSEEN = "Not detectable: a further mode that no explorer met, and a model that does not fit the rows."
 _NUM_CHAINS, _NUM_DRAWS = 4, 4000
 _MOST_SCOPE = {"one mode", "mode", "tails", "explorers"}  # with these split-HMC would not help
 _HMC_ROUNDS = 24
@@ -87,8 +86,8 @@ def fit(
         not reach the accuracy, ``"auto"`` goes on with split-HMC for at most 24 further rounds.
     method
         ``"importance"``: adaptive importance sampling; ``"corrected"``: corrected Langevin dynamics;
-        ``"langevin"``: plain FA-LD with planned settings; ``"auto"`` chooses by what the study allows, and the
-        result says why.
+        ``"langevin"``: plain FA-LD with planned settings; ``"auto"`` chooses by what the study allows, and
+        the result says why.
     curvature
         Whether Hessians may leave a site. Without them gradients at many parameters are asked for instead,
         which describe the same curvature less directly.
@@ -122,14 +121,16 @@ def fit(
 
     Notes
     -----
-    Every upload is a sum over a site's rows, and only the sum over sites is used. Nothing here is differentially
-    private, and sums over few rows describe these rows: the attribute ``exposed`` names such sites.
+    Every upload is a sum over a site's rows, and only the sum over sites is used. Nothing here is
+    differentially private, and sums over few rows describe these rows: the attribute ``exposed`` names such
+    sites.
 
     Examples
     --------
     >>> import numpy as np, fald
     >>> rng = np.random.default_rng(0)
-    >>> data = fald.FederatedData.from_arrays({"a": rng.normal(1, 1, (30, 1)), "b": rng.normal(1, 1, (10, 1))})
+    >>> clients = {"a": rng.normal(1, 1, (30, 1)), "b": rng.normal(1, 1, (10, 1))}
+    >>> data = fald.FederatedData.from_arrays(clients)
     >>> tree = fald.fit(0, fald.models.gaussian_location([[1.0]]), data, progress=False)
     >>> tree.attrs["verdict"], int(tree.attrs["rounds_done"])
     ('reached', 3)
@@ -414,7 +415,7 @@ def _langevin(
         if missing:
             raise ConfigError(
                 f"a private run needs sampler settings: {', '.join(m.replace('_', '-') for m in missing)}",
-                hint="choosing them from the rows would leak; 'fald privacy calibrate' finds what a budget allows",
+                hint="choosing them from the rows would leak; 'fald privacy calibrate' searches a budget",
             )
     tree = sample(rng_key, model, data, **given, privacy=privacy, progress=progress, checkpoint=checkpoint)
     tree.attrs |= {

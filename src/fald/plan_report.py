@@ -56,17 +56,18 @@ def plan_study(study: Study, goal: Goal | None = None, num_rounds: int | None = 
     Parameters
     ----------
     study
-        The study; its local steps, step size and length are what is planned.
+        The study; local steps, step size and length are planned, the rest of its ``[sampler]`` is kept.
     goal, num_rounds
         As in ``fald.planner.plan``; without a goal, the default one with the study's chains.
     """
     data = study.read_data()
     model = study.build_model(data.features)
-    given = study.sampler.arguments()
-    if given["temperature"] == 0:
+    given = {} if study.sampler is None else study.sampler.arguments()
+    if given.get("temperature") == 0:
         raise ConfigError("temperature 0 gives a point estimate; there is no posterior to plan for")
-    fixed = {n: given[n] for n in ("temperature", "correlation", "participation", "noise", "batch_size")}
-    goal = Goal(num_chains=given["num_chains"]) if goal is None else goal
+    shaping = ("temperature", "correlation", "participation", "noise", "batch_size")
+    fixed = {n: given[n] for n in shaping if n in given}
+    goal = Goal(num_chains=given.get("num_chains", Goal.num_chains)) if goal is None else goal
     return plan(model, data, goal=goal, num_rounds=num_rounds, **fixed)
 
 
@@ -301,6 +302,11 @@ def write_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
         before = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"cannot read {path}: {error}") from error
+    if "fit" in tomllib.loads(before):
+        raise ConfigError(
+            f"{path} has a [fit] section, and a study is either fitted or sampled",
+            hint="remove [fit] to use plain FA-LD with the planned settings",
+        )
     write_atomically(path, with_settings(before, settings, str(path)).encode("utf-8"))
 
 

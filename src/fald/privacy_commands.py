@@ -31,14 +31,15 @@ def study_settings(study: Study) -> tuple[RunSettings, tuple[str, ...]]:
     """Privacy-relevant settings of a study, and the names of its sites."""
     data = study.read_data()
     model = study.build_model(data.features)
-    arguments = study.sampler.arguments()
+    sampler = study.require_sampler()
+    arguments = sampler.arguments()
     participation = arguments["participation"]
     participation.check(data.sizes)
     names = ("local_steps", "step_size", "temperature", "correlation", "noise", "batch_size", "clip_norm")
     method = fald(**{name: arguments[name] for name in names})
-    problem = Problem(jax.random.key(0), model, data, method, participation, study.sampler.num_chains, 0, 1)
+    problem = Problem(jax.random.key(0), model, data, method, participation, sampler.num_chains, 0, 1)
     sensitivity = bounded_sensitivity(model, data)
-    return settings_of_run(problem, study.sampler.num_rounds, sensitivity), data.names
+    return settings_of_run(problem, sampler.num_rounds, sensitivity), data.names
 
 
 def choose_delta(study: Study, delta: float | None) -> float:
@@ -59,7 +60,7 @@ def study_document(study: Study, delta: float) -> dict[str, Any]:
     report = account(settings, delta=delta)
     simulation = study.privacy is None or study.privacy.client_noise == "seeded"
     said = statement(
-        report, simulation=simulation, preparation_rounds=study.sampler.num_warmup, clients=names
+        report, simulation=simulation, preparation_rounds=study.require_sampler().num_warmup, clients=names
     )
     budget = study.privacy.max_epsilon if study.privacy else None
     return {
@@ -141,7 +142,9 @@ def run_document(folder: Path) -> dict[str, Any]:
         return {
             "guarantee": False,
             "label": "no privacy",
-            "text": "No privacy: the run had no privacy section. Its client noise came from the run's seed, "
+            "text": "No privacy: the run had no privacy section. Its uploads were sums without noise."
+            if "verdict" in tree.attrs
+            else "No privacy: the run had no privacy section. Its client noise came from the run's seed, "
             "and uploads carried energies without noise.",
         }
     return {**json.loads(tree.attrs["privacy"]), "text": tree.attrs["privacy_statement"]}
@@ -155,7 +158,7 @@ def _killed_document(folder: Path, begun: Path) -> dict[str, Any]:
     if rounds > settings.num_rounds:  # rounds that were answered twice, at most at the largest step
         settings = replace(settings, num_rounds=rounds, step_size=float(np.max(settings.step_size)))
     report = Ledger(settings, delta=choose_delta(study, None)).report(rounds)
-    warmup = min(rounds, study.sampler.num_warmup)
+    warmup = min(rounds, study.require_sampler().num_warmup)
     simulation = study.privacy is not None and study.privacy.client_noise == "seeded"
     said = statement(report, simulation=simulation, preparation_rounds=warmup, clients=names)
     return {**said.data, "text": f"{said.text}\nThe run was killed; all rounds it had begun are counted."}

@@ -132,6 +132,20 @@ class SamplerSection(_Section):
         }
 
 
+class FitSection(_Section):
+    """Settings of the few-round methods, named as in ``fald.fit``; all may be left out."""
+
+    accuracy: Literal["high", "medium"] | Annotated[float, Field(ge=0.005, le=0.5)] = "high"
+    max_rounds: Annotated[int, Field(ge=3, lt=2**31)] = 12
+    method: Literal["auto", "importance", "corrected", "langevin"] = "auto"
+    curvature: bool = True
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for ``fald.fit``."""
+        return {name: getattr(self, name) for name in FitSection.model_fields if name != "seed"}
+
+
 class PrivacySection(_Section):
     """A private run: what it may spend, and how its noise is drawn."""
 
@@ -147,9 +161,30 @@ class Study(_Section):
     title: str = ""
     data: DataSection
     model: ModelSection
-    sampler: SamplerSection
+    fit: FitSection = Field(default_factory=FitSection)
+    sampler: SamplerSection | None = None
     privacy: PrivacySection | None = None
     folder: str = "."
+
+    @model_validator(mode="after")
+    def _one_way(self):
+        if self.sampler is not None and "fit" in self.model_fields_set:
+            raise ValueError("'fit' and 'sampler' are two ways to get a posterior; keep one")
+        if self.privacy is not None and self.sampler is None:
+            raise ValueError(
+                "'privacy' needs a 'sampler' section: a private run is plain FA-LD, and choosing its "
+                "settings from the rows would leak"
+            )
+        return self
+
+    def require_sampler(self) -> SamplerSection:
+        """The settings of FA-LD, or an error that says how to get some."""
+        if self.sampler is None:
+            raise ConfigError(
+                "the study has no [sampler] section, and this is about FA-LD",
+                hint="'fald plan STUDY --write' chooses one; without it 'fald run' needs no settings",
+            )
+        return self.sampler
 
     def read_data(self) -> FederatedData:
         """Read and check the sites' files."""
@@ -198,7 +233,8 @@ class Study(_Section):
 
     def as_settings(self) -> dict[str, Any]:
         """The whole study as plain values under its kebab-case keys."""
-        return self.model_dump(by_alias=True, exclude_none=True)
+        left_out = {"fit"} if self.sampler is not None else set()
+        return self.model_dump(by_alias=True, exclude_none=True, exclude=left_out)
 
 
 def load_study(path: str | Path, overrides: Iterable[str] = ()) -> Study:
@@ -247,7 +283,13 @@ def _keys(section: type[BaseModel]) -> dict[str, Any]:
     return {f.alias or name: f.annotation for name, f in section.model_fields.items()}
 
 
-_SECTIONS = {"data": DataSection, "model": ModelSection, "sampler": SamplerSection, "privacy": PrivacySection}
+_SECTIONS = {
+    "data": DataSection,
+    "model": ModelSection,
+    "fit": FitSection,
+    "sampler": SamplerSection,
+    "privacy": PrivacySection,
+}
 
 
 def _known_keys() -> list[str]:
@@ -263,9 +305,11 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         )
     if "." not in key and key != "title":
         homes = [k for k in _known_keys() if k.endswith(f".{key}")]
-        if len(homes) != 1:
+        if not homes:
             raise _unknown(key, "--set")
-        key = homes[0]
+        # the section that the study has; "fit" is there even when it is not written
+        present = [k for k in homes if k.partition(".")[0] in tree]
+        key = (present or homes)[0]
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -336,14 +380,20 @@ features = ["treatment", "age"]
 family = "logistic"        # linear, logistic, poisson or softmax (with num-classes)
 prior-scale = 2.5          # coefficients ~ Normal(0, prior-scale)
 
-# "fald plan THIS-FILE --write" chooses the numbers of this section.
-[sampler]
-num-rounds = 5000          # communication rounds, warm-up included
-num-warmup = 1000          # rounds thrown away at the start
-local-steps = 5            # steps each site takes between rounds; more means fewer rounds and more bias
-step-size = 1e-4           # smaller means less bias and slower mixing
-num-chains = 16
-thinning = 10              # keep every 10th round
+# Nothing to tune: "fald run" chooses a method that needs a handful of rounds. All keys may be left out.
+# [fit]
+# accuracy = "high"        # means and sds to 0.05 posterior sds; "medium": 0.1
+# max-rounds = 12
+# seed = 0
+
+# Plain FA-LD instead, in many rounds; "fald plan THIS-FILE --write" chooses the numbers.
+# [sampler]
+# num-rounds = 5000        # communication rounds, warm-up included
+# num-warmup = 1000        # rounds thrown away at the start
+# local-steps = 5          # steps each site takes between rounds; more means fewer rounds and more bias
+# step-size = 1e-4         # smaller means less bias and slower mixing
+# num-chains = 16
+# thinning = 10            # keep every 10th round
 # correlation = 0.0        # noise shared between sites, 0 to 1; 1 gives no privacy
 # participation = "full"   # or "with-replacement" / "without-replacement" with num-participants
 # batch-size = 64          # rows per gradient; left out: all rows
@@ -351,7 +401,8 @@ thinning = 10              # keep every 10th round
 # seed = 0
 # precision = "float32"    # or "float64"
 
-# A private run: client noise from the operating system, a budget that stops the run, a statement.
+# A private run of plain FA-LD: client noise from the operating system, a budget that stops the run, a
+# statement. Needs [sampler].
 # [privacy]
 # delta = 1e-5             # well below one over the rows of a site
 # max-epsilon = 2.0        # stop before the round that would exceed it

@@ -64,6 +64,8 @@ def summary_text(frame: pd.DataFrame, units: Mapping[str, float] | None = None) 
         header += [name, interval, log, "sd", f"{interval} ({log})", "ESS", "R-hat"]
     else:
         header += ["mean", "sd", interval, "ESS", "R-hat"]
+    mixing = bool(np.isfinite(frame["r_hat"]).any())  # weighted draws have no R-hat
+    header = header if mixing else header[:-1]
     rows = []
     for label, row in frame.iterrows():
         cells = [labelled(str(label), units or {})]
@@ -80,7 +82,7 @@ def summary_text(frame: pd.DataFrame, units: Mapping[str, float] | None = None) 
             f"{row['ess_bulk']:.0f}" if np.isfinite(row["ess_bulk"]) else "-",
             f"{row['r_hat']:.3f}" if np.isfinite(row["r_hat"]) else "-",
         ]
-        rows.append(cells)
+        rows.append(cells if mixing else cells[:-1])
     return align(header, rows)
 
 

@@ -1,8 +1,9 @@
 """Corrected federated Langevin dynamics, ending in a certified round of importance sampling.
 
-Newton's method gives mode and curvature; in coordinates where the posterior is nearly standard normal one step
-size fits all problems, and the correction of ``fald.fewround.steps`` removes the drift of local steps. Chains
-that leave the bounds of a sound ensemble are rolled back: fewer local steps first, then one anchor per chain.
+Newton's method gives mode and curvature; in coordinates where the posterior is nearly standard normal one
+step size fits all problems, and the correction of ``fald.fewround.steps`` removes the drift of local steps.
+Chains that leave the bounds of a sound ensemble are rolled back: fewer local steps first, then one anchor per
+chain.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def corrected_langevin(
         return no_draws(
             "corrected-langevin",
             "no mode of the posterior was found: it rises on and on, or is flat",
-            "a feature that separates the outcomes or repeats others does this; give every parameter a proper "
-            "prior, or allow more rounds",
+            "a feature that separates the outcomes or repeats others does this; give every parameter a "
+            "proper prior, or allow more rounds",
             search.trace,
         )
     chains = _Chains(search, frame, best, correlation, integrator)
@@ -82,7 +83,7 @@ def corrected_langevin(
     if kept is None:
         return no_draws(
             "corrected-langevin",
-            "local steps left the bounds of a sound ensemble even with one step per round and one anchor per chain",
+            "local steps left the bounds of a sound ensemble, even one at a time with an anchor per chain",
             "use method='importance', or fald.sample with a smaller step",
             search.trace,
         )

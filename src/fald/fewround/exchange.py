@@ -47,8 +47,8 @@ class Exchange(Protocol):
 class InProcessExchange:
     """All sites in this process.
 
-    What is a plain sum over rows is computed on all rows at once, which gives the same sum up to rounding; only
-    what a site does by itself (its own mode, its local steps) is computed site by site.
+    What is a plain sum over rows is computed on all rows at once, which gives the same sum up to rounding;
+    only what a site does by itself (its own mode, its local steps) is computed site by site.
     """
 
     def __init__(self, model: Model, data: FederatedData):

@@ -14,7 +14,8 @@ from fald.fewround.weights import smooth
 Array = NDArray[Any]
 
 NUM_SCOUTS = 1024
-_EACH = 4  # explorers around the sites' consensus, and as many from the prior
+EACH = 4  # explorers around the sites' consensus, from the prior, and from around the proposal
+_MOST = 16  # explorers under way at once
 _DIP = 0.1  # nats by which a path may fall and still be one hill
 _PATH = 24
 _NEGLIGIBLE = 1e-3  # mass times squared distance in sds that a mode must have to matter
@@ -28,8 +29,16 @@ def scouts(centre: Array, covariance: Array, rng: np.random.Generator) -> Array:
     return centre + scale[:, None] * (rng.standard_normal((NUM_SCOUTS, d)) @ root.T)
 
 
+def shells(centre: Array, factor: Array, rng: np.random.Generator) -> Array:
+    """(M, d) places 2 to 30 posterior sds away from a proposal, in all directions."""
+    ways = rng.standard_normal((NUM_SCOUTS, len(centre)))
+    ways /= np.linalg.norm(ways, axis=1)[:, None]
+    far = np.exp(rng.uniform(np.log(2), np.log(30), NUM_SCOUTS)) + np.sqrt(len(centre)) - 1
+    return centre + (far[:, None] * ways) @ factor.T
+
+
 def promising(positions: Array, values: Array, rng: np.random.Generator, count: int) -> Array:
-    """A few scouts, drawn with tempered weights that leave about 24 of them in play."""
+    """A few scouts: the highest, and others by tempered weights that leave about 24 of them in play."""
     usable = np.isfinite(values)
     if not usable.any():
         return positions[:0]
@@ -38,8 +47,13 @@ def promising(positions: Array, values: Array, rng: np.random.Generator, count: 
     while smooth(power * values).ess < min(24, len(values) / 2) and power > 1e-9:
         power *= 0.7
     weights = np.exp(power * (values - values.max()))
-    count = min(count, int(np.sum(weights > 0)))
-    return positions[rng.choice(len(values), count, replace=False, p=weights / weights.sum())]
+    best = int(np.argmax(values))
+    weights[best] = 0.0
+    others = min(count - 1, int(np.sum(weights > 0)))
+    if others < 1:
+        return positions[best][None]
+    chosen = rng.choice(len(values), others, replace=False, p=weights / weights.sum())
+    return positions[[best, *chosen]]
 
 
 @dataclass
@@ -62,8 +76,9 @@ class Modes:
     dismissed: int = 0
 
     def send(self, positions: Array) -> None:
-        """Start explorers."""
-        self.active += [Explorer(np.asarray(p, float)) for p in positions]
+        """Start explorers, as many as there is room for."""
+        free = max(0, _MOST - len(self.active))
+        self.active += [Explorer(np.asarray(p, float)) for p in positions[:free]]
 
     @property
     def known(self) -> list[Derivatives]:
@@ -133,13 +148,14 @@ class Modes:
         kept = [self.main]
         for mode in self.others:
             away = np.linalg.norm(np.linalg.solve(factor, mode.position - self.main.position))
-            share = np.exp(min(_log_mass(mode) - _log_mass(self.main), 50.0))
+            share = np.exp(min(log_mass(mode) - log_mass(self.main), 50.0))
             if share * max(away**2, 1.0) > _NEGLIGIBLE:
                 kept.append(mode)
         return kept
 
 
-def _log_mass(mode: Derivatives) -> float:
+def log_mass(mode: Derivatives) -> float:
+    """Logarithm of the mass of a mode by Laplace's method, up to a constant."""
     return mode.value + np.linalg.slogdet(mode.covariance())[1] / 2
 
 

@@ -1,9 +1,9 @@
 r"""Split Hamiltonian Monte Carlo over a federation: exact where importance weights give up.
 
 Thousands of chains start at the proposal N(m, S) and move together, one exchange per step. In coordinates
-z = L⁻¹(θ − m), S = LLᵀ, the Gaussian part is solved exactly, by a rotation of (z, v), and only the rest of the
-gradient, ∇_z log π + z, kicks. A Metropolis decision at the end of every trajectory makes the posterior the
-exact stationary law, whatever the proposal.
+z = L⁻¹(θ − m), S = LLᵀ, the Gaussian part is solved exactly, by a rotation of (z, v), and only the rest of
+the gradient, ∇_z log π + z, kicks. A Metropolis decision at the end of every trajectory makes the posterior
+the exact stationary law, whatever the proposal.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Adaptive importance sampling over a federation: a posterior in three to eight rounds.
 
-Round 1 asks every site for a quadratic picture of its own rows. From then on each round evaluates the posterior
-at thousands of draws from a proposal that all sites make themselves, at Newton candidates and explorers, and the
-proposal is adapted to all that is known. The end is certified on the newest draws alone, because draws that
-shaped the proposal flatter it.
+Round 1 asks every site for a quadratic picture of its own rows. From then on each round evaluates the
+posterior at thousands of draws from a proposal that all sites make themselves, at Newton candidates and
+explorers, and the proposal is adapted to all that is known. The end is certified on the newest draws alone,
+because draws that shaped the proposal flatter it.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Search:
     best: Derivatives | None = None
     smoothed: Derivatives | None = None
     moment_rounds: int = 0
+    heavy_rounds: int = 0
     trace: list[dict[str, Any]] = field(default_factory=list)
 
     @staticmethod
@@ -119,9 +120,10 @@ def importance_sampling(model: Model, *, max_rounds: int, **common: Any) -> Serv
     max_rounds
         Give up after so many.
     common
-        ``seed`` of all draws; ``tolerance``, the wanted precision of means and sds in posterior sds; ``report``,
-        a function from positions (C, d) to reported quantities (C, k) that are certified as well, or None;
-        ``curvature``, whether sites may be asked for Hessians; ``trace``, a list that gets a line per round.
+        ``seed`` of all draws; ``tolerance``, the wanted precision of means and sds in posterior sds;
+        ``report``, a function from positions (C, d) to reported quantities (C, k) that are certified as well,
+        or None; ``curvature``, whether sites may be asked for Hessians; ``trace``, a list that gets a line per
+        round.
 
     Returns
     -------
@@ -142,7 +144,8 @@ def certified_rounds(
         state, checks = yield from _round(search, current, count, number)
         count = _next_count(search, state, count)
         outcome = _outcome(search, state, checks)
-        if outcome.reached or _hopeless(search):
+        search.heavy_rounds = search.heavy_rounds + 1 if "tails" in outcome.failed else 0
+        if outcome.reached or _hopeless(search) or set(outcome.failed) <= {"one mode", "tails"}:
             break
         current = _adapt(search, state, current)
     assert outcome is not None
@@ -186,8 +189,8 @@ def first_round(search: Search) -> Server[Proposal]:
         mean = sums["local_mode"] / sites
         spread = sums["local_square"] / sites - np.outer(mean, mean) + consensus[1]
     root = proposal.cholesky(spread)
-    around = consensus[0] + rng.standard_normal((explorers._EACH, target.dim)) @ root.T
-    search.modes.send(np.concatenate([around, explorers.promising(wide, seen, rng, explorers._EACH)]))
+    around = consensus[0] + rng.standard_normal((explorers.EACH, target.dim)) @ root.T
+    search.modes.send(np.concatenate([around, explorers.promising(wide, seen, rng, explorers.EACH)]))
     search.note(mean=consensus[0], sd=np.sqrt(np.diag(consensus[1])))
     return proposal.gaussian(*consensus)
 
@@ -219,7 +222,10 @@ def _round(search: Search, current: Proposal, count: int, number: int) -> Server
     centre, spread = overall(current)
     mode = search.best.position if search.best else centre
     ways = certify.tail_directions(centre, mode, spread, _far(search, centre))
-    parts = [tries, modes.paths(known), certify.tail_points(centre, ways)]
+    around = np.zeros((0, target.dim))
+    if not search.batches:
+        around = explorers.shells(current.means[0], current.factors[0], search.generator(7))
+    parts = [tries, modes.paths(known), certify.tail_points(centre, ways), around]
     points = np.concatenate(parts)
     cloud = min(_REGRESSED * target.dim, int(proposal.strata(current, count).counts[0, 0]))
     if search.hessians:
@@ -232,12 +238,15 @@ def _round(search: Search, current: Proposal, count: int, number: int) -> Server
         found, search.smoothed = target.regressed(sums, states, cloud)
     values = target.values(draws, sums["draw_values"])
     search.batches.append(Batch(current, count, draws, values))
-    _, along, far = np.split(
+    _, along, far, seen = np.split(
         target.values(points, sums["point_values"]), np.cumsum([len(p) for p in parts])[:-1]
     )
     modes.receive(found[len(candidates) :], along, known)
     search.improve(found[: len(candidates)])
     state = _weigh(search)
+    if len(around):
+        modes.send(explorers.promising(around, seen, search.generator(8), explorers.EACH))
+        modes.send(_far(search, current.means[0])[:2])
     checks = [
         *certify.draw_checks(
             state.newest, state.precision, state.pooled, len(draws), search.tolerance, _labels(search, state)
@@ -337,9 +346,10 @@ def _mode_checks(search: Search) -> list[Check]:
 
 
 _ADVICE = {
-    "one mode": "look at the modes in the result: a model with interchangeable parts, or sites that contradict "
-    "each other, has several; no sampler can promise to find all",
-    "mode": "a feature that separates the outcomes or repeats others does this; give every parameter a proper prior",
+    "one mode": "look at the modes in the result: a model with interchangeable parts, or sites that "
+    "contradict each other, has several; no sampler can promise to find all",
+    "mode": "a feature that separates the outcomes or repeats others does this; give every parameter a "
+    "proper prior",
     "tails": "a proper prior with lighter tails (a normal instead of a Cauchy) makes the question answerable",
 }
 
@@ -348,7 +358,8 @@ def _outcome(search: Search, state: State, checks: list[Check]) -> Outcome:
     failed = [check for check in checks if not check.holds]
     if len(search.batches) < 2:
         failed.append(Check("rounds", False, "one round of draws is not enough to certify"))
-    order = sorted(failed, key=lambda check: check.name not in _ADVICE)
+    first = list(_ADVICE)
+    order = sorted(failed, key=lambda check: first.index(check.name) if check.name in first else len(first))
     advice = next((_ADVICE[c.name] for c in order if c.name in _ADVICE), None)
     last = search.batches[-1]
     return Outcome(
@@ -369,7 +380,9 @@ def _outcome(search: Search, state: State, checks: list[Check]) -> Outcome:
 
 
 def _hopeless(search: Search) -> bool:
-    """Whether further rounds would bring nothing: the effective sample size stays far too small."""
+    """Whether further rounds would bring nothing: tails stay heavy, or far too few draws count."""
+    if search.heavy_rounds >= 5:
+        return True
     sizes = [row["ess"] for row in search.trace if row["draws"]]
     if len(sizes) < 5:
         return False
@@ -392,7 +405,7 @@ def _adapt(search: Search, state: State, current: Proposal) -> Proposal:
         widened = [2.0 * factor for factor in current.factors]
         return Proposal(current.weights, current.means, np.array(widened))
     if len(modes) > 1:
-        logs = np.array([explorers._log_mass(m) for m in modes])
+        logs = np.array([explorers.log_mass(m) for m in modes])
         weights = np.maximum(np.exp(logs - logs.max()), 0.05)
         factors = np.array([proposal.cholesky(m.covariance()) for m in modes])
         return Proposal(weights / weights.sum(), np.array([m.position for m in modes]), factors)
@@ -409,7 +422,7 @@ def _explore_cores(search: Search, fitted: Proposal) -> None:
             np.linalg.norm(np.linalg.solve(np.linalg.cholesky(m.covariance()), mean - m.position))
             for m in search.modes.known
         ]
-        if apart and min(apart) > 2 and len(search.modes.active) < 8:
+        if apart and min(apart) > 2:
             search.modes.send(mean[None])
 
 

@@ -1,4 +1,4 @@
-r"""A site's part of corrected federated Langevin dynamics: local steps that do not drift towards its own rows.
+r"""A site's part of corrected federated Langevin dynamics: local steps that do not drift to its own rows.
 
 With ℓ^c the site's log likelihood, q_c its quadratic at an anchor and q = Σ_c q_c, the drift is
 

@@ -68,9 +68,9 @@ class Target:
     def regressed(self, sums: Answer, positions: Array, cloud: int) -> tuple[list[Derivatives], Derivatives]:
         """Derivatives from gradients alone, at states of which the last ``cloud`` are draws around a point.
 
-        The slope of a linear regression of the gradients on the draws is the mean Hessian over the cloud (and by
-        Stein's identity that of the posterior smoothed by a Gaussian cloud); it stands for the Hessian at all
-        other states as well.
+        The slope of a linear regression of the gradients on the draws is the mean Hessian over the cloud (and
+        by Stein's identity that of the posterior smoothed by a Gaussian cloud); it stands for the Hessian at
+        all other states as well.
 
         Returns
         -------
