@@ -167,9 +167,9 @@ def breast_cancer_31():
 
 
 @study("real", "scikit-learn/breast cancer")
-def breast_cancer_50():
-    """The same with squares of 19 measurements."""
-    return _breast_cancer(squares=19)
+def breast_cancer_61():
+    """The same with the squares of all measurements."""
+    return _breast_cancer(squares=30)
 
 
 @study("real", "scikit-learn/breast cancer")

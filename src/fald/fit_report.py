@@ -67,7 +67,7 @@ def verdict_lines(tree: xr.DataTree) -> list[str]:
     if tree.attrs["verdict"] == "reached":
         weighed = f"k-hat {khat:.2f}, " if np.isfinite(khat) else ""
         lines = [
-            f"Reached: every mean within {tolerance:g} posterior sd and every sd within {100 * tolerance:g}%, "
+            f"Reached: means within {tolerance:g} posterior sd and sds within {100 * tolerance:g}%, all at once "
             f"at 95% ({weighed}{tree.attrs['effective_draws']:,.0f} effective of {proposed:,} draws)."
         ]
     else:

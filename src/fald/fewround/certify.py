@@ -92,10 +92,9 @@ def tail_directions(mean: Array, mode: Array, covariance: Array, far: Array) -> 
     values, vectors = np.linalg.eigh(covariance / np.outer(sd, sd))
     axes = (vectors * np.sqrt(np.maximum(values, 0))).T * sd
     ways = np.concatenate([np.diag(sd), covariance / sd[:, None], axes, (mean - mode)[None], far - mean])
-    length = np.sqrt(np.maximum(np.sum((ways / sd) ** 2, axis=1), 1e-300))
-    ways = ways[np.isfinite(length) & (length > 1e-6)]
-    length = length[np.isfinite(length) & (length > 1e-6)]
-    ways = ways / np.maximum(length, 1.0)[:, None]
+    length = np.sqrt(np.sum((ways / sd) ** 2, axis=1))
+    usable = np.isfinite(length) & (length > 1e-3)
+    ways = ways[usable] / length[usable, None]
     return np.concatenate([ways, -ways])
 
 

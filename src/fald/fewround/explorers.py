@@ -93,23 +93,31 @@ class Modes:
         ]
         return np.concatenate(lines) if lines else np.zeros((0, self.target.dim))
 
-    def receive(self, found: list[Derivatives], along: Array, modes: list[Derivatives]) -> None:
-        """Move the explorers on: ``found`` at their positions, ``along`` the paths to ``modes``."""
+    def receive(self, found: list[Derivatives], along: Array, modes: list[Derivatives]) -> list[Derivatives]:
+        """Move the explorers on: ``found`` at their positions, ``along`` the paths to ``modes``.
+
+        Returns
+        -------
+        list
+            What explorers found on the hill of the main mode, which may be higher than what is known of it.
+        """
+        same: list[Derivatives] = []
         along = along.reshape(len(found), len(modes), _PATH - 1)
         still: list[Explorer] = []
         for explorer, here, ways in zip(self.active, found, along):
-            ends = [
-                np.concatenate([[here.value], way, [mode.value]])
+            hills = [
+                here.finite and _one_hill(np.concatenate([[here.value], way, [mode.value]]))
                 for way, mode in zip(ways, modes)
-                if here.finite
             ]
-            if any(_one_hill(way) for way in ends):
+            if any(hills):
                 self.dismissed += 1
+                same += [here] if hills[0] else []
                 continue
             step = self._climb(explorer, here)
             if step is not None:
                 still.append(step)
         self.active = still
+        return same
 
     def _climb(self, explorer: Explorer, here: Derivatives) -> Explorer | None:
         best = explorer.best
@@ -160,5 +168,8 @@ def log_mass(mode: Derivatives) -> float:
 
 
 def _one_hill(values: Array) -> bool:
-    """Whether a path never falls by more than a little before it reaches its end, or only falls."""
-    return bool(np.max(np.maximum.accumulate(values) - values) <= _DIP)
+    """Whether no place of a path lies in a valley: clearly lower than places on both sides of it."""
+    values = np.maximum(values, -1e300)
+    before = np.maximum.accumulate(values)
+    after = np.maximum.accumulate(values[::-1])[::-1]
+    return bool(np.max(np.minimum(before, after) - values) <= _DIP)

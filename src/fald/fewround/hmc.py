@@ -103,15 +103,11 @@ def split_hmc(
             angle *= 0.75
             ensembles, energies = [z], [value]  # what follows is judged by itself
             continue
-        checks = _checks(
-            ensembles, energies, accepted, factor, tolerance, model.parameter_names, mean, report
-        )
+        checks = judge()
         if len(ensembles) > _FEWEST and all(check.holds for check in checks):
             break
     else:
-        checks = _checks(
-            ensembles, energies, accepted, factor, tolerance, model.parameter_names, mean, report
-        )
+        checks = judge()
         checks.append(Check("rounds", len(ensembles) > _FEWEST, "too few rounds were left for the chains"))
     failed = [check for check in checks if not check.holds]
     positions = mean + z @ factor.T

@@ -29,12 +29,12 @@ from fald.models.base import Model
 
 Array = NDArray[Any]
 
-FIRST_DRAWS, MOST_DRAWS = 8192, 65536
+FIRST_DRAWS, MOST_DRAWS = 8192, 262144
 MOST_HESSIAN = 200  # parameters up to which curvatures are asked for
-_SMOOTHED = 128
+_NEAR = 10.0  # posterior sds from the mode at which the smoothed posterior takes over from Newton's method
 _REGRESSED = 16  # gradients per parameter that a Hessian is regressed from
-_ANCHORED = (1.0, 0.5, 0.25, 0.1, 2.0)  # parts of a Newton step with derivatives
-_TRIED = (0.02, 0.05, 0.35, 0.7, 1.4, 3.0, 4.5)  # parts with values only
+_ANCHORED = (1.0, 0.5, 0.25, 0.1, 1.5, 2.2, 3.2, 4.5)  # parts of a Newton step with derivatives
+_TRIED = (0.005, 0.02, 0.05, 0.35, 0.7)  # parts with values only
 
 
 class Batch(NamedTuple):
@@ -76,15 +76,20 @@ class Search:
     trace: list[dict[str, Any]] = field(default_factory=list)
 
     @staticmethod
-    def make(model: Model, *, seed: int, tolerance: float, curvature: bool = True, **others: Any) -> Search:
+    def make(model: Model, *, seed: int, tolerance: float, **others: Any) -> Search:
         """A search that knows nothing yet."""
         target, names = Target(model), list(model.parameter_names)
-        return Search(target, seed, tolerance, names, explorers.Modes(target), curvature=curvature, **others)
+        return Search(target, seed, tolerance, names, explorers.Modes(target), **others)
 
     @property
     def hessians(self) -> bool:
         """Whether sites are asked for Hessians; otherwise gradients at many draws stand for them."""
         return self.curvature and self.target.dim <= MOST_HESSIAN
+
+    @property
+    def num_smoothed(self) -> int:
+        """Draws over which derivatives are averaged; their noise must stay small against one sd in all d."""
+        return int(np.clip(16 * self.target.dim, 128, 512 if self.target.dim <= 60 else 256))
 
     @property
     def first_draws(self) -> int:
@@ -208,7 +213,7 @@ def _request(search: Search, current: Proposal, count: int, number: int) -> tupl
         "proposal_checksum": checksum(draws),
     }
     if search.hessians:
-        request["smooth"] = np.asarray(_SMOOTHED)
+        request["smooth"] = np.asarray(search.num_smoothed)
     return request, draws
 
 
@@ -241,8 +246,8 @@ def _round(search: Search, current: Proposal, count: int, number: int) -> Server
     _, along, far, seen = np.split(
         target.values(points, sums["point_values"]), np.cumsum([len(p) for p in parts])[:-1]
     )
-    modes.receive(found[len(candidates) :], along, known)
-    search.improve(found[: len(candidates)])
+    same = modes.receive(found[len(candidates) :], along, known)
+    search.improve([*found[: len(candidates)], *same])
     state = _weigh(search)
     if len(around):
         modes.send(explorers.promising(around, seen, search.generator(8), explorers.EACH))
@@ -319,8 +324,10 @@ def _weigh(search: Search) -> State:
 
 
 def _next_count(search: Search, state: State, count: int) -> int:
-    usable = state.newest.khat < certify.KHAT_LIMIT and search.moment_rounds >= 1
-    if not usable:
+    if state.pooled.ess < 10 * search.target.dim or state.pooled.khat > 0.9:
+        close = search.best is not None and search.best.newton()[1] < 1
+        return min(4 * count, MOST_DRAWS) if close else count
+    if not state.newest.khat < certify.KHAT_LIMIT:
         return count
     wanted = 1.2 * count * certify.needed_factor(state.precision, search.tolerance)
     return int(np.clip(2 ** np.ceil(np.log2(max(wanted, 1))), search.first_draws, MOST_DRAWS))
@@ -409,7 +416,7 @@ def _adapt(search: Search, state: State, current: Proposal) -> Proposal:
         weights = np.maximum(np.exp(logs - logs.max()), 0.05)
         factors = np.array([proposal.cholesky(m.covariance()) for m in modes])
         return Proposal(weights / weights.sum(), np.array([m.position for m in modes]), factors)
-    if best.newton()[1] > 1.0 or not best.concave():
+    if best.newton()[1] > _NEAR or not best.concave():
         step, decrement = best.newton()
         return proposal.gaussian(best.position + step / max(1.0, decrement), best.covariance())
     return _tempered(search, current, best)
@@ -428,7 +435,7 @@ def _explore_cores(search: Search, fitted: Proposal) -> None:
 
 def _smooth_derivatives(search: Search, current: Proposal, draws: Array, sums: Answer) -> Derivatives:
     """The log posterior near the proposal's first core, its derivatives averaged over draws of that core."""
-    _, gradient, hessian = prior_derivatives(search.target.model, draws[:_SMOOTHED])
+    _, gradient, hessian = prior_derivatives(search.target.model, draws[: search.num_smoothed])
     return Derivatives(
         current.means[0],
         0.0,
@@ -438,7 +445,7 @@ def _smooth_derivatives(search: Search, current: Proposal, draws: Array, sums: A
 
 
 def _tempered(search: Search, current: Proposal, best: Derivatives) -> Proposal:
-    """Half a Newton step on the posterior smoothed by the proposal, half tempered moments."""
+    """A Newton step on the posterior smoothed by the proposal, mixed with tempered moments."""
     last, d = search.batches[-1], search.target.dim
     logs = last.values - proposal.log_density(last.proposal, last.count, last.positions)
     power, weights = 1.0, smooth(logs)
@@ -448,10 +455,11 @@ def _tempered(search: Search, current: Proposal, best: Derivatives) -> Proposal:
     tempered = moments(last.positions, weights.weights)
     if len(current.weights) > 1 or search.smoothed is None:
         return proposal.gaussian(tempered.mean, tempered.covariance)
-    inverse = np.linalg.inv(current.factors[0] @ current.factors[0].T)
-    here = search.smoothed._replace(hessian=(search.smoothed.hessian - inverse) / 2)
+    here = search.smoothed
     if not here.finite or not here.concave():
         return proposal.gaussian(tempered.mean, (tempered.covariance + best.covariance()) / 2)
     step, decrement = here.newton()
-    mean = current.means[0] + step / max(1.0, decrement / 2)
-    return proposal.gaussian((mean + tempered.mean) / 2, (here.covariance() + tempered.covariance) / 2)
+    mean = here.position + step / max(1.0, decrement / 4)
+    # the less the weights had to be tempered, the more their moments count
+    mixed = power * tempered.mean + (1 - power) * mean
+    return proposal.gaussian(mixed, power * tempered.covariance + (1 - power) * here.covariance())

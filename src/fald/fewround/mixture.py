@@ -58,7 +58,7 @@ def _fit(positions: Array, weights: Array, cores: int, rng: np.random.Generator)
             factors.append(cholesky(own.covariance + 1e-3 * whole.covariance))
         mixture = Proposal(share / share.sum(), np.array(means), np.array(factors))
         logs = _log_parts(mixture, positions)
-        total = logsumexp(logs, axis=1)
+        total = np.asarray(logsumexp(logs, axis=1))
         parts = np.exp(logs - total[:, None])
         value = float(weights @ total)
         if value - last < 1e-4:
@@ -91,12 +91,12 @@ def fit_mixture(positions: Array, weights: Array, seed: int) -> Proposal:
     train, test = train / train.sum(), test / test.sum()
     reference = _fit(positions, train, 1, rng)
     assert reference is not None
-    density = logsumexp(_log_parts(reference, positions), axis=1)
+    density = np.asarray(logsumexp(_log_parts(reference, positions), axis=1))
     for cores in range(2, _MOST_CORES + 1):
         fitted = _fit(positions, train, cores, rng)
         if fitted is None:
             break
-        new = logsumexp(_log_parts(fitted, positions), axis=1)
+        new = np.asarray(logsumexp(_log_parts(fitted, positions), axis=1))
         gains = new - density
         gain = float(test @ gains)
         error = float(np.sqrt(np.sum((test * (gains - gain)) ** 2)))

@@ -52,7 +52,7 @@ def cholesky(covariance: Array) -> Array:
     values, vectors = np.linalg.eigh(covariance / np.outer(scale, scale))
     floor = max(float(values[-1]), 1e-300) * 1e-12
     root = vectors * np.sqrt(np.maximum(values, floor))
-    factor = np.linalg.qr((scale[:, None] * root).T, mode="r").T
+    factor = np.asarray(np.linalg.qr((scale[:, None] * root).T, mode="r")).T
     return factor * np.where(np.diag(factor) < 0, -1.0, 1.0)
 
 
@@ -132,4 +132,4 @@ def log_density(proposal: Proposal, count: int, positions: Array) -> Array:
         wide = core - np.log(1 + _STRETCH) / 2 - np.log(d) + logsumexp(bend * standard**2, axis=1)
         tail = heavy - half - (_DEGREES + d) / 2 * np.log1p(square / _DEGREES)
         terms += [core + shares[k, 0], tail + shares[k, 1], wide + shares[k, 2]]
-    return logsumexp(np.stack(terms), axis=0)
+    return np.asarray(logsumexp(np.stack(terms), axis=0))

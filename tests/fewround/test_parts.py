@@ -1,0 +1,179 @@
+"""The parts of the few-round methods, each against something known."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import fald
+from fald.errors import DataError
+from fald.fewround import explorers, proposal, site, weights
+from fald.fewround.evaluate import gradients, hessians, log_likelihoods, make_site
+from fald.fewround.mixture import fit_mixture
+from fald.fewround.proposal import Proposal
+from helpers import federation, linear_model
+
+
+def two_cores(d=3):
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(d, d))
+    factors = np.stack([proposal.cholesky(a @ a.T + np.eye(d)), np.sqrt(2) * np.eye(d)])
+    return Proposal(np.array([0.6, 0.4]), rng.normal(size=(2, d)), factors)
+
+
+def normalisations(density_count, repeats=20):
+    """Estimates of ∫N(0, 1.5·I) = 1 from draws of a proposal and a density for ``density_count`` draws."""
+    cores, target = two_cores(), stats.multivariate_normal(np.zeros(3), 1.5 * np.eye(3))
+    found = []
+    for seed in range(repeats):
+        x = proposal.draw(cores, 4096, seed)
+        found.append(np.mean(np.exp(target.logpdf(x) - proposal.log_density(cores, density_count, x))))
+    return np.array(found)
+
+
+def test_the_density_is_that_of_the_draws():
+    found = normalisations(4096)
+    assert abs(found.mean() - 1) < 4 * found.std(ddof=1) / np.sqrt(len(found))
+    # the twin: so few draws that their parts have other shares, and a density that is not theirs
+    wrong = normalisations(12)
+    assert abs(wrong.mean() - 1) > 4 * wrong.std(ddof=1) / np.sqrt(len(wrong))
+
+
+def test_draws_are_pairs_and_repeat_with_their_seed():
+    cores = two_cores()
+    x = proposal.draw(cores, 1000, 7)
+    middle = (x[0::2] + x[1::2]) / 2
+    assert all(np.min(np.abs(cores.means - m).sum(axis=1)) < 1e-12 for m in middle)
+    assert np.array_equal(x, proposal.draw(cores, 1000, 7))
+    assert not np.array_equal(x, proposal.draw(cores, 1000, 8))
+
+
+def test_a_covariance_that_rounding_made_indefinite_has_a_factor():
+    flat = np.ones((3, 3)) * [[1.0], [10.0], [100.0]] * [1.0, 10.0, 100.0]
+    factor = proposal.cholesky(flat)
+    assert np.all(np.diag(factor) > 0)
+    np.testing.assert_allclose(factor @ factor.T, flat, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [0.2, 0.5, 0.9])
+def test_khat_is_the_shape_of_a_pareto_tail(shape):
+    found = [
+        weights.smooth(np.log(stats.pareto(1 / shape).rvs(8192, random_state=seed))).khat
+        for seed in range(20)
+    ]
+    # the estimator has an error of about (1 + k)/√M with M = 3√8192 tail draws, and a pull towards 0.5
+    error = (1 + shape) / np.sqrt(3 * np.sqrt(8192)) / np.sqrt(20)
+    pull = 10 / (3 * np.sqrt(8192) + 10) * abs(0.5 - shape)
+    assert abs(np.mean(found) - shape) < 4 * error + pull
+
+
+def test_errors_of_mean_and_sd_are_what_repetition_shows():
+    law = stats.multivariate_normal([0.3, -0.2], [[1.3, 0.4], [0.4, 0.8]])
+    core = proposal.gaussian(np.zeros(2), 1.5 * np.eye(2))
+    means, sds, said = [], [], []
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        # plain normals instead of Sobol points, whose precision is better than what is said
+        z = rng.standard_normal((500, 2)) * np.sqrt(1.5)
+        x = np.stack([z, -z], axis=1).reshape(-1, 2)
+        w = weights.smooth(law.logpdf(x) - stats.multivariate_normal(cov=1.5 * np.eye(2)).logpdf(x)).weights
+        own = weights.moments(x, w)
+        means.append(own.mean / np.sqrt([1.3, 0.8]))
+        sds.append(own.sd / np.sqrt([1.3, 0.8]))
+        said.append(np.stack(weights.precision(x, w)[:2]))
+    assert core.dim == 2
+    told = np.sqrt(np.mean(np.square(said), axis=0))
+    shown = np.stack([np.std(means, axis=0), np.std(sds, axis=0)])
+    # the sd of 200 values is known to 5%
+    np.testing.assert_allclose(told, shown, rtol=0.2)
+    # the twin: counting both of a pair says too little of the error of an sd
+    squares = (x - own.mean) ** 2
+    alone = np.sqrt(np.sum((w[:, None] * (squares - own.sd**2)) ** 2, axis=0)) / (2 * own.sd**2)
+    assert np.all(alone < 0.8 * shown[1])
+
+
+def test_resampling_takes_every_draw_as_often_as_its_weight_says():
+    w = np.random.default_rng(0).dirichlet(np.ones(50))
+    counts = np.bincount(weights.resample(w, 1000, 0.3), minlength=50)
+    assert np.all(np.abs(counts - 1000 * w) <= 1)
+
+
+def test_a_mixture_has_as_many_cores_as_the_draws_ask_for():
+    rng = np.random.default_rng(0)
+    flat = np.full(6000, 1 / 6000)
+    assert len(fit_mixture(rng.normal(size=(6000, 3)), flat, 0).weights) == 1
+    apart = rng.normal(size=(6000, 3)) + np.where(rng.random(6000) < 0.3, 6.0, 0.0)[:, None]
+    found = fit_mixture(apart, flat, 0)
+    assert len(found.weights) == 2
+    assert sorted(found.weights) == pytest.approx([0.3, 0.7], abs=0.03)
+
+
+def sites_of(model, data):
+    return [make_site(model, data.client(name), name) for name in data.names]
+
+
+def test_answers_of_sites_add_up_to_the_answer_of_all_rows():
+    fed, model = federation(), linear_model(2.0)
+    rng = np.random.default_rng(0)
+    everyone, sites = make_site(model, fed.data.rows, "all"), sites_of(model, fed.data)
+    positions = rng.normal(size=(11, 2))
+    for evaluate in (lambda s: (log_likelihoods(s, positions),), lambda s: gradients(s, positions)):
+        together, apart = evaluate(everyone), zip(*[evaluate(s) for s in sites])
+        for one, many in zip(together, apart):
+            np.testing.assert_allclose(one, np.sum(many, axis=0), rtol=1e-10)
+    values, grads, second = hessians(everyone, positions)
+    step = 1e-5 * np.eye(2)
+    numeric = [
+        (log_likelihoods(everyone, p + step) - log_likelihoods(everyone, p - step)) / 2e-5 for p in positions
+    ]
+    np.testing.assert_allclose(grads, numeric, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(second[0], second[1])  # quadratic
+    assert values.shape == (11,)
+
+
+def test_local_quadratics_of_a_linear_model_are_exact():
+    fed, model = federation(), linear_model(2.0)
+    request = {"local_start": np.zeros(2)}
+    sums = fald.fewround.exchange.total(site.answer(s, request) for s in sites_of(model, fed.data))
+    everyone = make_site(model, fed.data.rows, "all")
+    _, grads, second = hessians(everyone, np.zeros((1, 2)))
+    np.testing.assert_allclose(sums["local_precision"], -second[0], rtol=1e-9)
+    np.testing.assert_allclose(sums["local_shift"], grads[0], rtol=1e-6, atol=1e-8)
+    assert sums["local_sites"] == len(fed.data.names)
+
+
+def test_a_site_that_draws_otherwise_says_so():
+    core = proposal.gaussian(np.zeros(2), np.eye(2))
+    request = {
+        "proposal_weights": core.weights,
+        "proposal_means": core.means,
+        "proposal_factors": core.factors,
+        "proposal_count": np.asarray(100),
+        "proposal_seed": np.asarray(3),
+        "proposal_checksum": site.checksum(proposal.draw(core, 100, 3)),
+    }
+    assert site.expand(request)["draws"].shape == (100, 2)
+    with pytest.raises(DataError, match="other parameters"):
+        site.expand({**request, "proposal_seed": np.asarray(4)})
+
+
+def test_an_explorer_on_the_same_hill_is_dismissed_and_another_hill_is_a_mode():
+    from fald.fewround.target import Derivatives, Target
+
+    def at(x):
+        """Two normals of sd 1 at −4 and 4."""
+        parts = np.exp([-((x + 4) ** 2) / 2, -((x - 4) ** 2) / 2])
+        total = parts.sum()
+        first = np.array([-(x + 4), -(x - 4)])
+        slope = float(parts @ first / total)
+        bend = float(parts @ (first**2 - 1) / total) - slope**2
+        return Derivatives(np.array([x]), float(np.log(total)), np.array([slope]), np.array([[bend]]))
+
+    modes = explorers.Modes(Target(linear_model(2.0)), main=at(-4.0))
+    modes.send(np.array([[-9.0], [3.0]]))
+    for _ in range(10):
+        known = modes.known
+        places = [at(float(e.position[0])) for e in modes.active]
+        along = np.array([at(float(p[0])).value for p in modes.paths(known)])
+        modes.receive(places, along, known)
+    assert modes.dismissed == 1
+    assert [round(float(m.position[0]), 2) for m in modes.relevant()] == [-4.0, 4.0]
