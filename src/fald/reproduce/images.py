@@ -121,6 +121,9 @@ def positions(chain: Chain, meter: Meter, stopped: threading.Event | None = None
         state, records, energy = engine.advance(problem, state, count)
         meter.add(count * chain.local_steps, energy)
         yield from records.position[:, 0]
+        if not np.all(np.isfinite(records.position)):
+            meter.add(chain.steps - state.round * chain.local_steps, energy)
+            return
 
 
 def probabilities(model: Model, position: np.ndarray, pixels: np.ndarray) -> np.ndarray:
@@ -145,7 +148,6 @@ def score_chain(chain: Chain, meter: Meter, stopped: threading.Event | None = No
     for i, position in enumerate(positions(chain, meter, stopped)):
         done = (i + 1) * chain.rounds_per_sample
         if not np.all(np.isfinite(position)):
-            meter.add(chain.steps - done * chain.local_steps, float("nan"))
             break
         now = probabilities(model, position, pixels)
         for warmup, total in sums.items():

@@ -1,0 +1,196 @@
+"""Run panels into a folder, and recognise those that are already there."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fald.checkpoint import write_atomically
+from fald.errors import ConfigError, Interrupted, StorageError
+from fald.reproduce import plots
+from fald.reproduce.base import SIZES, Panel, Run, Size, cuts, read_settings
+from fald.reproduce.panels import PANELS
+from fald.version import __version__
+
+_LIBRARIES = ("jax", "numpy", "pandas", "matplotlib")
+_OF_THE_PAGE = ("title", "paper", "shows", "differs", "claims")  # words, which change no number
+
+
+def choose(names: Sequence[str]) -> list[Panel]:
+    """Panels by name, in the order of the collection; ``all`` means every one.
+
+    Examples
+    --------
+    >>> [panel.name for panel in choose(["fig2a", "fig1a"])]
+    ['fig1a', 'fig2a']
+    """
+    for name in names:
+        if name not in PANELS and name != "all":
+            near = difflib.get_close_matches(name, PANELS, 1)
+            known = f"all, {', '.join(PANELS)}"
+            raise ConfigError(
+                f"no experiment {name!r}", hint=f"did you mean {near[0]}?" if near else f"there are: {known}"
+            )
+    return [panel for panel in PANELS.values() if "all" in names or panel.name in names]
+
+
+def reproduce(
+    names: Sequence[str],
+    out: str | Path,
+    *,
+    size: Size = "full",
+    seed: int = 0,
+    progress: bool = True,
+    report: Callable[[Mapping[str, Any]], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Run experiments and write figure, points and record of each into a folder.
+
+    Parameters
+    ----------
+    names
+        Panels such as ``"fig1a"``, or ``"all"``.
+    out
+        Folder. A panel that it holds with the same settings, seed and version is not run again.
+    size
+        ``"full"`` as described, ``"medium"`` with shorter image runs, or ``"quick"``.
+    seed
+        The same seed gives the same points, to the last byte on one machine.
+    progress
+        Whether to report on standard error.
+    report
+        Called with the record of each panel as it is finished.
+
+    Returns
+    -------
+    list of dict
+        The record of each panel: settings, seed, versions, times, verdicts, facts.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such panel or size.
+    DataError
+        If an image set cannot be found.
+    Interrupted
+        If the user stops; finished panels, and finished chains of image panels, are kept.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     (record,) = reproduce(["fig1d"], folder, size="quick", progress=False)
+    >>> record["panel"], record["size"]
+    ('fig1d', 'quick')
+    """
+    panels, out = choose(names), Path(out)
+    if size not in SIZES:
+        raise ConfigError(f"size must be one of {', '.join(SIZES)}; got {size!r}")
+    if not (isinstance(seed, int) and 0 <= seed < 2**31):
+        raise ConfigError(f"seed must be a whole number from 0 to 2^31 − 1; got {seed!r}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"cannot make the folder {out}: {error.strerror}", hint="choose another with --out"
+        ) from error
+    records = []
+    for panel in panels:
+        try:
+            record = _one(panel, out, size, seed, progress)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted during {panel.name}",
+                hint="the same command goes on: what is finished is not run again",
+            ) from None
+        records.append(record)
+        if report is not None:
+            report(record)
+    return records
+
+
+def identity(name: str, size: Size, seed: int) -> str:
+    """A hash of all that decides a panel's numbers: settings, seed and version."""
+    settings = {k: v for k, v in read_settings(name, size).items() if k not in _OF_THE_PAGE}
+    text = json.dumps([name, settings, seed, __version__], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _one(panel: Panel, out: Path, size: Size, seed: int, progress: bool) -> dict[str, Any]:
+    settings = read_settings(panel.name, size)
+    known = identity(panel.name, size, seed)
+    earlier = _finished(panel.name, out, known)
+    if earlier is not None:
+        return {**earlier, "reused": True}
+    began, cpu = time.monotonic(), time.process_time()
+    outcome = panel.measure(Run(panel.name, settings, seed, out / "cache", progress))
+    points = outcome.table.to_csv(index=False, float_format="%.10g", lineterminator="\n").encode()
+    record = {
+        "panel": panel.name,
+        **{key: settings[key] for key in ("title", "paper", "shows", "differs")},
+        "size": size,
+        "cut": cuts(panel.name, size),
+        "seed": seed,
+        "settings": {k: v for k, v in settings.items() if k not in _OF_THE_PAGE},
+        "versions": {
+            "fald": __version__,
+            "python": platform.python_version(),
+            **{name: version_of(name) for name in _LIBRARIES},
+        },
+        "verdicts": [vars(v) for v in outcome.verdicts],
+        "facts": outcome.facts,
+        "seconds": round(time.monotonic() - began, 1),
+        "cpu_seconds": round(time.process_time() - cpu, 1),
+        "identity": known,
+        "csv_sha256": hashlib.sha256(points).hexdigest(),
+    }
+    write_atomically(out / f"{panel.name}.csv", points)
+    redraw(panel, out, record)
+    # last, because it says that the panel is finished
+    write_atomically(out / f"{panel.name}.json", json.dumps(record, indent=1, ensure_ascii=False).encode())
+    return {**record, "reused": False}
+
+
+def redraw(panel: Panel, out: Path, record: Mapping[str, Any], kinds: Sequence[str] = ("svg", "png")) -> None:
+    """Draw a panel from its stored points."""
+    table = pd.read_csv(out / f"{panel.name}.csv")
+    with plots.style():
+        figure = panel.draw(table, record)
+        for kind in kinds:
+            write_atomically(out / f"{panel.name}.{kind}", plots.rendered(figure, kind))
+
+
+def _finished(name: str, out: Path, known: str) -> dict[str, Any] | None:
+    """The record of a panel that is finished with these settings and whose points are unchanged."""
+    try:
+        record = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
+        points = (out / f"{name}.csv").read_bytes()
+    except (OSError, ValueError):
+        return None
+    if record.get("identity") != known or record.get("csv_sha256") != hashlib.sha256(points).hexdigest():
+        return None
+    return record
+
+
+def text(record: Mapping[str, Any], out: str | Path) -> str:
+    """A record as text for a terminal."""
+    name = record["panel"]
+    lines = [f"{name}: {record['title']} ({record['paper']})"]
+    lines += [f"  cut: {', '.join(record['cut'])}"] if record["cut"] else []
+    for v in record["verdicts"]:
+        lines += [f"  {v['verdict'].upper():<15} {v['claim']}", f"  {'':<15} measured: {v['measured']}"]
+    files = ", ".join(f"{name}.{kind}" for kind in ("svg", "png", "csv", "json"))
+    took = (
+        "finished before with the same settings, seed and version; not run again"
+        if record["reused"]
+        else f"{record['seconds']:,.0f} s ({record['cpu_seconds']:,.0f} CPU-seconds)"
+    )
+    return "\n".join([*lines, f"  {took}; in {out}: {files}"])
