@@ -79,6 +79,8 @@ class Meter:
 
     def add(self, steps: int, value: float) -> None:
         """Count steps that are done, or that turned out not to be needed."""
+        if steps <= 0:
+            return
         with self._lock:
             self.done += int(steps)
             self.display.update(self.done, value)
@@ -100,7 +102,7 @@ def read_settings(name: str, size: Size) -> dict[str, Any]:
 
     Examples
     --------
-    >>> read_settings("fig1a", "full")["num-runs"], read_settings("fig1a", "quick")["num-runs"]
+    >>> read_settings("fig1b", "full")["num-runs"], read_settings("fig1b", "quick")["num-runs"]
     (300, 100)
     """
     settings = _read(name)
@@ -113,9 +115,9 @@ def cuts(name: str, size: Size) -> list[str]:
 
     Examples
     --------
-    >>> cuts("fig1a", "full")
+    >>> cuts("fig1b", "full")
     []
-    >>> cuts("fig1a", "quick")[0]
+    >>> cuts("fig1b", "quick")[0]
     'num-runs 300 → 100'
     """
     full, used = read_settings(name, "full"), read_settings(name, size)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
-_MEASURES = {"accuracy": "accuracy", "brier": "Brier score", "ece": "calibration error (ECE)"}
+_MEASURES = {"accuracy": "accuracy", "brier": "Brier score", "ece": "calibration error"}
 
 
 def measure(run: Run) -> Outcome:
@@ -129,7 +129,7 @@ def draw(table: pd.DataFrame, document: Mapping[str, Any]) -> Figure:
             ax.set_title(f"{_NAMES[data]}: {title}")
             ax.set_xlabel("rounds")
             if name != "accuracy":
-                ax.set_yscale("log")
+                plots.logarithmic(ax, "y")
             else:  # the first samples are far below the rest
                 last = part[part["round"] == part["round"].max()][name]
                 ax.set_ylim(max(part[name].min(), 2.5 * last.min() - 1.5 * last.max() - 0.02))

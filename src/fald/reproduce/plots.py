@@ -87,6 +87,22 @@ def band(axes: Axes, i: int, x: Any, low: Any, high: Any) -> None:
     axes.fill_between(x, low, high, color=look(i).color, alpha=0.18, linewidth=0)
 
 
+def logarithmic(axes: Axes, which: str) -> None:
+    """Logarithmic axes; ticks of a short range are plain numbers."""
+    from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
+
+    for name in which:
+        axis = axes.xaxis if name == "x" else axes.yaxis
+        (axes.set_xscale if name == "x" else axes.set_yscale)("log")
+        low, high = (axes.get_xlim if name == "x" else axes.get_ylim)()
+        if high / low < 30:
+            axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+            axis.set_major_formatter("{x:g}")
+        else:
+            axis.set_major_formatter(LogFormatterSciNotation())
+        axis.set_minor_formatter(NullFormatter())
+
+
 def rendered(figure: Figure, kind: str) -> bytes:
     """The figure as a file of one kind; the same figure gives the same bytes."""
     buffer = io.BytesIO()
