@@ -12,7 +12,7 @@ import hashlib
 import os
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -137,6 +137,7 @@ def _download(name: str, file: str) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "fald" / "datasets" / name
     pooch.get_logger().setLevel("WARNING")
+    downloader: Any = pooch.HTTPDownloader(timeout=_TIMEOUT_SECONDS)
     failures = []
     for mirror in _MIRRORS[name]:
         try:
@@ -145,7 +146,7 @@ def _download(name: str, file: str) -> Path:
                 known_hash=f"sha256:{_HASHES[name][file]}",
                 fname=file,
                 path=folder,
-                downloader=pooch.HTTPDownloader(timeout=_TIMEOUT_SECONDS),
+                downloader=downloader,
             )
             return Path(path)
         except requests.RequestException as error:

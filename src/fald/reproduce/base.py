@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fald.console import Progress
 from fald.errors import ConfigError
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
+Table: TypeAlias = Any  # a pandas.DataFrame, whose own types say less than nothing about its columns
 Size = Literal["full", "medium", "quick"]
 SIZES: tuple[Size, ...] = ("full", "medium", "quick")
 HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "cannot be told"
@@ -40,7 +40,7 @@ class Verdict:
 class Outcome:
     """What a panel measured: every plotted point, the verdicts, and further facts for the record."""
 
-    table: pd.DataFrame
+    table: Table
     verdicts: list[Verdict]
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -92,7 +92,7 @@ class Panel:
 
     name: str
     measure: Callable[[Run], Outcome]
-    draw: Callable[[pd.DataFrame, Mapping[str, Any]], Figure]
+    draw: Callable[[Table, Mapping[str, Any]], Figure]
 
 
 def read_settings(name: str, size: Size) -> dict[str, Any]:
@@ -141,3 +141,17 @@ def _read(name: str) -> dict[str, Any]:
     base = _read(parent)
     sizes = {s: {**base.pop(s, {}), **settings.pop(s, {})} for s in ("medium", "quick")}
     return {**base, **settings, **{s: v for s, v in sizes.items() if v}}
+
+
+def frame(content: Any) -> Table:
+    """A table of columns, or of records."""
+    import pandas as pd
+
+    return pd.DataFrame(content)
+
+
+def joined(parts: Sequence[Table]) -> Table:
+    """Tables below each other."""
+    import pandas as pd
+
+    return pd.concat(parts, ignore_index=True)

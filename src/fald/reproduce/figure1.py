@@ -1,4 +1,4 @@
-"""Figure 1: local steps, heterogeneity, correlated noise and densities on Gaussian clients, all taking part."""
+"""Figure 1, b to e: heterogeneity, correlated noise and densities on Gaussian clients, all taking part."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from fald import gaussian
 from fald.reproduce import plots
 from fald.reproduce import simulations as sim
-from fald.reproduce.base import Outcome, Run, Verdict
+from fald.reproduce.base import Outcome, Run, Table, Verdict, frame, joined
 from fald.reproduce.simulations import Gaussians
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def measure_heterogeneity(run: Run) -> Outcome:
     epsilon = run.settings["epsilon"]
     rounds = {a: _first(part, epsilon) for a, part in table.groupby("alpha")}
     ordered = [rounds[a] for a in sorted(rounds)]
-    known = all(r is not None for r in ordered)
+    slower = None if None in ordered else bool(np.all(np.diff(np.array(ordered, float)) > 0))
     last = table[table["round"] > 0.8 * table["round"].max()].groupby("alpha")[["w2_runs", "w2_law"]].mean()
     floor = _floor(run, next(iter(federations.values())))
     said, holds = sim.agreement(z)
@@ -36,8 +35,10 @@ def measure_heterogeneity(run: Run) -> Outcome:
         Verdict.of(
             "A larger heterogeneity γ slows the convergence down",
             f"rounds until the exact W2 is ≤ {epsilon:g}: "
-            + ", ".join(f"{rounds[a] if rounds[a] is not None else 'not reached'} (α = {a:g})" for a in rounds),
-            bool(np.all(np.diff(ordered) > 0)) if known else None,
+            + ", ".join(
+                f"{rounds[a] if rounds[a] is not None else 'not reached'} (α = {a:g})" for a in rounds
+            ),
+            slower,
         ),
         Verdict.of(
             "All distances end at a level near 1e-3 (2e-3 at most)",
@@ -75,8 +76,8 @@ def measure_correlation(run: Run) -> Outcome:
     verdicts = [
         Verdict.of(
             "A larger correlation ρ slightly speeds the convergence up",
-            f"largest relative difference of the exact W2 between all ρ in any round: {spread:.1e}; first round "
-            f"with an estimate ≤ {epsilon:g}: "
+            f"largest relative difference of the exact W2 between all ρ in any round: {spread:.1e}; first "
+            f"round with an estimate ≤ {epsilon:g}: "
             + ", ".join(f"{r} (ρ = {rho:g})" for rho, r in passed.items())
             + "; with equal curvature and all clients the averaged noise is the same for every ρ",
             spread > 1e-6,
@@ -88,7 +89,7 @@ def measure_correlation(run: Run) -> Outcome:
 
 def _curves(
     run: Run, name: str, curves: Mapping[float, tuple[Gaussians, dict[str, Any]]]
-) -> tuple[pd.DataFrame, list[np.ndarray]]:
+) -> tuple[Table, list[np.ndarray]]:
     """W2 by runs and by law for each curve, at some rounds, and the deviations at the later of them."""
     s = run.settings
     num_rounds, runs, eta = s["num-rounds"], s["num-runs"], s["step-size"]
@@ -104,7 +105,7 @@ def _curves(
             )[rounds - 1]  # fmt: skip
             low, high = sim.expected_fit(shown, goal, runs).T
             parts.append(
-                pd.DataFrame(
+                frame(
                     {
                         name: value,
                         "round": rounds,
@@ -117,10 +118,10 @@ def _curves(
             )
             for part in np.array_split(np.arange(len(rounds)), 3):
                 z.append(sim.deviations(positions[part], sim.at_rounds(shown, part)))
-    return pd.concat(parts, ignore_index=True), z
+    return joined(parts), z
 
 
-def _first(part: pd.DataFrame, epsilon: float, column: str = "w2_law") -> int | None:
+def _first(part: Table, epsilon: float, column: str = "w2_law") -> int | None:
     near = part[part[column] <= epsilon]
     return int(near["round"].iloc[0]) if len(near) else None
 
@@ -133,7 +134,7 @@ def _floor(run: Run, federation: Gaussians) -> float:
     return float(sim.expected_fit(law, goal, run.settings["num-runs"], levels).mean())
 
 
-def draw_curves(table: pd.DataFrame, record: Mapping[str, Any]) -> Figure:
+def draw_curves(table: Table, record: Mapping[str, Any]) -> Figure:
     """Runs as marks on lines, the exact law as a thin dark line, the band of the estimate under the law."""
     name, symbol = ("alpha", "α") if "alpha" in table else ("correlation", "ρ")
     figure, axes = plots.grid(1, 2, height=3.0)
@@ -143,7 +144,7 @@ def draw_curves(table: pd.DataFrame, record: Mapping[str, Any]) -> Figure:
                 plots.band(ax, i, part["round"], part["low"], part["high"])
             plots.line(ax, i, part["round"], part[column], f"{symbol} = {value:g}", marks=10)
     runs = record["settings"]["num-runs"]
-    axes[0, 0].set_title(f"{runs} runs; bands: 95% of such estimates under the law")
+    axes[0, 0].set_title(f"{runs} runs; bands: 95% under the law")
     axes[0, 1].set_title("exact law")
     for ax in axes[0]:
         plots.logarithmic(ax, "xy")
@@ -157,7 +158,7 @@ def measure_target(run: Run) -> Outcome:
     """Figure 1d: the density of the posterior on a grid."""
     federation = sim.paper_federation(run.settings["alpha"], run.settings)
     x, y = _grid(federation.goal, run.settings["num-points"])
-    table = pd.DataFrame({"x": x.ravel(), "y": y.ravel(), "density": _density(federation.goal, x, y).ravel()})
+    table = frame({"x": x.ravel(), "y": y.ravel(), "density": _density(federation.goal, x, y).ravel()})
     cell = (x[0, 1] - x[0, 0]) * (y[1, 0] - y[0, 0])
     mass = float(table["density"].sum() * cell)
     verdicts = [
@@ -179,7 +180,8 @@ def measure_draws(run: Run) -> Outcome:
     with run.begin(s["num-rounds"] * K, "W2") as meter:
         positions = sim.simulate(
             run, run.name, federation, meter,
-            num_runs=runs, num_rounds=s["num-rounds"], local_steps=K, step_size=s["step-size"], every=s["every"],
+            num_runs=runs, num_rounds=s["num-rounds"], local_steps=K, step_size=s["step-size"],
+            every=s["every"],
         )  # fmt: skip
     rounds = s["every"] * np.arange(1, len(positions) + 1)
     path = sim.at_rounds(
@@ -188,7 +190,7 @@ def measure_draws(run: Run) -> Outcome:
     late = rounds > s["num-warmup"]
     kept = positions[late]
     flat = kept.reshape(-1, 2)
-    table = pd.DataFrame(
+    table = frame(
         {"round": np.repeat(rounds[late], runs), "run": np.tile(np.arange(runs), int(late.sum()))}
     ).assign(x=flat[:, 0], y=flat[:, 1])
     gap = np.linalg.solve(np.linalg.cholesky(goal.covariance), (flat - goal.mean).T)
@@ -199,7 +201,7 @@ def measure_draws(run: Run) -> Outcome:
     verdicts = [
         Verdict.of(
             "The density of the draws is close to the true one",
-            f"W2 of {len(flat):,} draws to the posterior {w2:.1e}, {w2 / scale:.1%} of its standard deviation; "
+            f"W2 of {len(flat):,} draws to the posterior {w2:.1e}, {w2 / scale:.1%} of its sd; "
             + ", ".join(f"{v:.1%} inside the {p:.0%} ellipse" for p, v in inside.items()),
             bool(w2 < 0.1 * scale),
         ),
@@ -215,7 +217,8 @@ def _pair(values: np.ndarray) -> str:
 
 def _grid(goal: gaussian.Law, count: int) -> tuple[np.ndarray, np.ndarray]:
     sd = np.sqrt(np.diag(goal.covariance))
-    return np.meshgrid(*[np.linspace(m - 4 * s, m + 4 * s, count) for m, s in zip(goal.mean, sd)])
+    x, y = np.meshgrid(*[np.linspace(m - 4 * s, m + 4 * s, count) for m, s in zip(goal.mean, sd)])
+    return x, y
 
 
 def _density(goal: gaussian.Law, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -224,7 +227,7 @@ def _density(goal: gaussian.Law, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.exp(-0.5 * exponent) / (2 * np.pi * np.sqrt(np.linalg.det(goal.covariance)))
 
 
-def draw_target(table: pd.DataFrame, record: Mapping[str, Any]) -> Figure:
+def draw_target(table: Table, record: Mapping[str, Any]) -> Figure:
     """Filled contours of the density."""
     figure, axes = plots.grid(1, 1, width=3.6, height=3.2)
     shape = (table["y"].nunique(), table["x"].nunique())
@@ -236,7 +239,7 @@ def draw_target(table: pd.DataFrame, record: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def draw_draws(table: pd.DataFrame, record: Mapping[str, Any]) -> Figure:
+def draw_draws(table: Table, record: Mapping[str, Any]) -> Figure:
     """Counts of the draws in cells, and ellipses that hold 50, 90 and 99% of the true mass."""
     figure, axes = plots.grid(1, 1, width=3.6, height=3.2)
     goal = gaussian.Law(*(np.array(record["facts"][k]) for k in ("mean", "covariance")))

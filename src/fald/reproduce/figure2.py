@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from fald import gaussian
 from fald.reproduce import plots
 from fald.reproduce import simulations as sim
-from fald.reproduce.base import Outcome, Run, Verdict
+from fald.reproduce.base import Outcome, Run, Table, Verdict, frame, joined
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +44,7 @@ def measure(run: Run) -> Outcome:
                 "w2_runs": sim.fitted_w2(positions[rounds - 1], goal),
                 "w2_law": gaussian.wasserstein2(*shown, *goal), "low": low, "high": high,
             }  # fmt: skip
-            parts.append(pd.DataFrame(columns))
+            parts.append(frame(columns))
             late = np.arange(num_rounds - num_rounds // 4, num_rounds)
             z.append(sim.deviations(positions[late], sim.at_rounds(path, late + 1)))
             fixed = gaussian.stationary(*federation.energies, **options)
@@ -62,7 +61,7 @@ def measure(run: Run) -> Outcome:
         *_verdicts(run, federation, ends, limits),
         Verdict.of("Monte Carlo follows the exact law in the long run", said, holds),
     ]
-    return Outcome(pd.concat(parts, ignore_index=True), verdicts, {"long run": ends, "without step": limits})
+    return Outcome(joined(parts), verdicts, {"long run": ends, "without step": limits})
 
 
 def _pooled(positions: np.ndarray, goal: gaussian.Law) -> tuple[float, float]:
@@ -74,7 +73,7 @@ def _pooled(positions: np.ndarray, goal: gaussian.Law) -> tuple[float, float]:
     return float(sim.fitted_w2(positions.reshape(-1, 2), goal)), float(spread)
 
 
-def _limit(federation: sim.Gaussians, K: int, smallest: float, who: Any, noise: str) -> float:
+def _limit(federation: sim.Gaussians, K: int, smallest: float, who: Any, noise: Any) -> float:
     """The long-run distance of the law as the step size goes to nothing."""
     fixed = gaussian.stationary(
         *federation.energies, step_size=_TINY * smallest, local_steps=K, participation=who, noise=noise
@@ -86,7 +85,7 @@ def _verdicts(
     run: Run, federation: sim.Gaussians, ends: list[dict[str, Any]], limits: Mapping[str, float]
 ) -> list[Verdict]:
     s = run.settings
-    by_noise = {n: pd.DataFrame([e for e in ends if e["noise"] == n]) for n in limits}
+    by_noise = {n: frame([e for e in ends if e["noise"] == n]) for n in limits}
 
     def told(noise: str) -> str:
         rows = by_noise[noise].itertuples(index=False)
@@ -100,7 +99,7 @@ def _verdicts(
     if s["scheme"] == "full":
         return [
             Verdict.of(
-                "With all devices a larger step leaves a larger bias, and the bias goes to zero with the step",
+                "With all devices a larger step leaves a larger bias, which goes to zero with the step",
                 told("paper"),
                 falls("paper"),
             )
@@ -111,7 +110,11 @@ def _verdicts(
     counts = sorted({*s["compared-participants"], s["num-participants"]}, reverse=True)
     biases = {
         count: _limit(
-            federation, s["local-steps"], min(s["step-sizes"]), sim.participation_of(s["scheme"], count), "paper"
+            federation,
+            s["local-steps"],
+            min(s["step-sizes"]),
+            sim.participation_of(s["scheme"], count),
+            "paper",
         )
         for count in counts
     }
@@ -123,7 +126,8 @@ def _verdicts(
         ),
         Verdict.of(
             "Fewer devices leave a larger bias",
-            "law with noise as published, η → 0: " + ", ".join(f"{b:.2e} (S = {c})" for c, b in biases.items()),
+            "law with noise as published, η → 0: "
+            + ", ".join(f"{b:.2e} (S = {c})" for c, b in biases.items()),
             bool(np.all(np.diff([biases[c] for c in counts]) > 0)),
         ),
         Verdict.of(
@@ -134,7 +138,7 @@ def _verdicts(
     ]
 
 
-def draw(table: pd.DataFrame, record: Mapping[str, Any]) -> Figure:
+def draw(table: Table, record: Mapping[str, Any]) -> Figure:
     """An axis for each noise; a line for each step size, the band of the estimate under the law."""
     noises = list(dict.fromkeys(table["noise"]))
     figure, axes = plots.grid(1, len(noises), width=3.6 * len(noises), height=3.0)

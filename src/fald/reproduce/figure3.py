@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from fald.reproduce import plots
-from fald.reproduce.base import Outcome, Run, Verdict
+from fald.reproduce.base import Outcome, Run, Table, Verdict, frame, joined
 from fald.reproduce.images import Chain, chain_settings, run_chains, tune
 
 if TYPE_CHECKING:
@@ -36,23 +35,23 @@ def measure(run: Run) -> Outcome:
     ]  # fmt: skip
     parts = []
     for chain, found in zip(chains, run_chains(run, chains, "energy")):
-        part = pd.DataFrame(found)
+        part = frame(found)
         part = part[part["warmup"] == (warmup if s["warmed-up"] else 0)]
         who = {"set": chain.data, "local_steps": chain.local_steps, "step_size": chain.step_size}
         parts.append(part.assign(**who, seed=chain.seed))
     columns = ["set", "local_steps", "step_size", "seed", "warmup", "round", *_MEASURES]
-    table = pd.concat(parts, ignore_index=True)[columns]
+    table = joined(parts)[columns]
     verdicts = [judge(table, claim) for claim in s["claims"] if claim["set"] in s["sets"]]
     return Outcome(table, verdicts, {"tuned": tuned})
 
 
-def at_the_end(table: pd.DataFrame, data: str, measured: str) -> pd.DataFrame:
+def at_the_end(table: Table, data: str, measured: str) -> Table:
     """(seeds, K) values of one measure in the last round."""
     part = table[(table["set"] == data) & (table["round"] == table["round"].max())]
     return part.pivot(index="seed", columns="local_steps", values=measured)
 
 
-def judge(table: pd.DataFrame, claim: Mapping[str, Any]) -> Verdict:
+def judge(table: Table, claim: Mapping[str, Any]) -> Verdict:
     """Hold one claim about the last round against all seeds.
 
     A claim is about a measure on a set: that some K is the ``worst``, is ``not-best``, that the ``best`` is
@@ -89,13 +88,19 @@ def judge(table: pd.DataFrame, claim: Mapping[str, Any]) -> Verdict:
     K = claim["worst"]
     rival = worst if worst != K else means.index[1]
     gap, limits = _difference(sign * (values[rival] - values[K]))
-    said = f"K = {K}: {values[K].mean():.4f}; next worst {_value(values, rival)}; {_gap(rival, K, gap, limits)}"
+    said = (
+        f"K = {K}: {values[K].mean():.4f}; next worst {_value(values, rival)}; {_gap(rival, K, gap, limits)}"
+    )
     if worst != K:
-        said = f"K = {K}: {values[K].mean():.4f}; worst {_value(values, rival)}; {_gap(rival, K, gap, limits)}"
-    return Verdict.of(f"{where}: K = {K} is the worst of all K", said, None if abs(gap) <= limits else gap > 0)
+        said = (
+            f"K = {K}: {values[K].mean():.4f}; worst {_value(values, rival)}; {_gap(rival, K, gap, limits)}"
+        )
+    return Verdict.of(
+        f"{where}: K = {K} is the worst of all K", said, None if abs(gap) <= limits else gap > 0
+    )
 
 
-def _value(values: pd.DataFrame, K: int) -> str:
+def _value(values: Table, K: int) -> str:
     return f"K = {K}: {values[K].mean():.4f}"
 
 
@@ -105,7 +110,7 @@ def _gap(a: int, b: int, gap: float, limits: float) -> str:
     return f"K = {a} is {word} than K = {b} by {abs(gap):.4f} ({known})"
 
 
-def _difference(differences: pd.Series) -> tuple[float, float]:
+def _difference(differences: Table) -> tuple[float, float]:
     """Mean of paired differences and half the width of its 95% interval; infinite for one seed."""
     from scipy.stats import t
 
@@ -115,7 +120,7 @@ def _difference(differences: pd.Series) -> tuple[float, float]:
     return float(differences.mean()), float(t.ppf(0.975, count - 1) * differences.std() / np.sqrt(count))
 
 
-def draw(table: pd.DataFrame, document: Mapping[str, Any]) -> Figure:
+def draw(table: Table, document: Mapping[str, Any]) -> Figure:
     """Rows: sets; columns: measures; a line per K, the band over seeds."""
     sets = list(dict.fromkeys(table["set"]))
     figure, axes = plots.grid(len(sets), 3, height=2.3)

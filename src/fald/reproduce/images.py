@@ -84,7 +84,7 @@ def image_model(prior_scale: float) -> Model:
 @cache
 def _split(data: str, num_rows: int, validation_rows: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Rows to train on, to choose the step size with, and to test with; the last are the set's own."""
-    images = datasets.load(data)  # type: ignore[call-overload]
+    images: Any = datasets.load(data)
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(images.train_labels))
     held, kept = order[:validation_rows], order[validation_rows : validation_rows + num_rows]
     return {
@@ -173,7 +173,7 @@ def each_chain(
         return run.cache / f"{kind}-{chain.digest()}.json"
 
     run.cache.mkdir(parents=True, exist_ok=True)
-    missing = sorted({c for c in chains if not path(c).exists()}, key=lambda c: -c.steps)
+    missing = sorted({c for c in chains if not path(c).exists()}, key=lambda c: (c.seed, -c.steps))
     for data in sorted({c.data for c in missing}):  # once, before the threads ask for it
         _split(data, *next((c.num_rows, c.validation_rows) for c in missing if c.data == data))
 

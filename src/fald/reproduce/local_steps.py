@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from fald import gaussian
 from fald.reproduce import plots
 from fald.reproduce import simulations as sim
-from fald.reproduce.base import Meter, Outcome, Run, Verdict
+from fald.reproduce.base import Meter, Outcome, Run, Table, Verdict, frame
 from fald.reproduce.simulations import Gaussians
 
 if TYPE_CHECKING:
@@ -58,10 +57,13 @@ def measure(run: Run) -> Outcome:
                     "w2_long_run": float(gaussian.wasserstein2(*fixed, *federation.goal)),
                 }
             )  # fmt: skip
-    table = pd.DataFrame(lines).astype({"rounds_law": "Int64", "rounds_runs": "Int64"})
+    table = frame(lines).astype({"rounds_law": "Int64", "rounds_runs": "Int64"})
     gamma = {f"{a:g}": sim.heterogeneity(sim.paper_federation(a, s)) ** 2 for a in s["alphas"]}
     above = _chance_above(run)
-    verdicts = [*_verdicts(table, s, gamma, above), Verdict.of("Monte Carlo follows the exact law", *sim.agreement(z))]
+    verdicts = [
+        *_verdicts(table, s, gamma, above),
+        Verdict.of("Monte Carlo follows the exact law", *sim.agreement(z)),
+    ]
     return Outcome(table, verdicts, {"squared heterogeneity": gamma, "chance above epsilon": above})
 
 
@@ -102,13 +104,11 @@ def _chance_above(run: Run) -> float:
     return float(np.mean(found > run.settings["epsilon"]))
 
 
-def _verdicts(
-    table: pd.DataFrame, s: Mapping[str, Any], gamma: Mapping[str, float], above: float
-) -> list[Verdict]:
+def _verdicts(table: Table, s: Mapping[str, Any], gamma: Mapping[str, float], above: float) -> list[Verdict]:
     equal, own = table[table["curvature"] == "equal"], table[table["curvature"] == "own"]
     by_k = equal.pivot(index="local_steps", columns="alpha", values="rounds_law")
     runs = equal.pivot(index="local_steps", columns="alpha", values="rounds_runs")
-    first, last = by_k.index[0], by_k.index[-1]
+    first = by_k.index[0]
     low, high = by_k.columns[0], by_k.columns[-1]
     printed = dict(zip(s["alphas"], s["printed-heterogeneity"]))
     ratios = [gamma[f"{a:g}"] / printed[a] for a in s["alphas"]]
@@ -130,9 +130,9 @@ def _verdicts(
         ),
         Verdict.of(
             "There is a best K (near 3000), and a larger one needs more rounds because of its bias",
-            f"exact rounds never grow with K; the long-run W2 is "
-            f"{equal['w2_long_run'].min():.2e} to {equal['w2_long_run'].max():.2e} for every K, so K adds no bias "
-            f"here. By the runs: {by_runs}. Estimates from {s['num-runs']} perfect draws exceed "
+            f"exact rounds never grow with K; the long-run W2 is {equal['w2_long_run'].min():.2e} to "
+            f"{equal['w2_long_run'].max():.2e} for every K, so K adds no bias here. "
+            f"By the runs: {by_runs}. Estimates from {s['num-runs']} perfect draws exceed "
             f"{s['epsilon']:g} in {above:.0%} of cases, which can look like a bias",
             not bool((by_k.diff().iloc[1:] <= 0).all(axis=None)),
         ),
@@ -154,26 +154,31 @@ def _verdicts(
 
 
 def _rounds(value: Any) -> str:
-    return "never" if pd.isna(value) else str(int(value))
+    from pandas import isna
+
+    return "never" if isna(value) else str(int(value))
 
 
-def draw(table: pd.DataFrame, record: Mapping[str, Any]) -> Figure:
+def draw(table: Table, record: Mapping[str, Any]) -> Figure:
     """Rounds against K for equal and for own curvature, and the distance that remains."""
     figure, axes = plots.grid(1, 3, width=7.4, height=2.9)
     left, middle, right = axes[0]
     equal, own = table[table["curvature"] == "equal"], table[table["curvature"] == "own"]
     for i, (alpha, part) in enumerate(equal.groupby("alpha")):
         color, dash, marker = plots.look(i)
-        left.plot(part["local_steps"], part["rounds_law"], color=color, linestyle=dash, label=f"α = {alpha:g}")
+        left.plot(part["local_steps"], part["rounds_law"], color=color, linestyle=dash)
         left.plot(part["local_steps"], part["rounds_runs"], color=color, linestyle="", marker=marker)
-    left.set_title("equal curvature")
+        left.plot([], [], color=color, linestyle=dash, marker=marker, label=f"α = {alpha:g}")
+    left.set_title("equal curvature (line: law)")
     color, dash, marker = plots.look(0)
     middle.plot(own["local_steps"], own["rounds_law"], color=color, linestyle=dash, label="exact law")
-    middle.plot(own["local_steps"], own["rounds_runs"], color=color, linestyle="", marker=marker, label="runs")
+    middle.plot(
+        own["local_steps"], own["rounds_runs"], color=color, linestyle="", marker=marker, label="runs"
+    )
     never = own[own["rounds_law"].isna()]["local_steps"]
     top = 3 * float(own["rounds_law"].max())
     middle.plot(never, [top] * len(never), color="#D55E00", linestyle="", marker="x", label="never (law)")
-    middle.set_title("own curvature")
+    middle.set_title(f"own curvature, α = {record['settings']['curved-alpha']:g}")
     for i, (title, part) in enumerate({"equal": equal[equal["alpha"] == 0], "own": own}.items()):
         plots.line(right, i, part["local_steps"], part["w2_long_run"], f"{title} curvature", marks=20)
     right.set_title("W2 in the long run (exact)")

@@ -28,7 +28,7 @@ _DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (8, 2)), (0, 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LAW = "#555555"
 
-_RC = {
+_RC: dict[Any, Any] = {
     "font.size": 8.5,
     "axes.titlesize": 9,
     "axes.spines.top": False,
@@ -40,6 +40,7 @@ _RC = {
     "lines.markersize": 4,
     "legend.fontsize": 7.5,
     "legend.frameon": False,
+    "legend.handlelength": 3.2,
     "svg.hashsalt": "fald",
     "savefig.dpi": 200,
 }
@@ -77,9 +78,7 @@ def line(axes: Axes, i: int, x: Any, y: Any, label: str, *, marks: int = 8, **op
     """One series with its colour, dash and marker; about ``marks`` markers along it."""
     color, dash, marker = look(i)
     every = max(1, len(np.asarray(x)) // marks)
-    axes.plot(
-        x, y, color=color, linestyle=dash, marker=marker, markevery=every, label=label, **options
-    )
+    axes.plot(x, y, color=color, linestyle=dash, marker=marker, markevery=every, label=label, **options)
 
 
 def band(axes: Axes, i: int, x: Any, low: Any, high: Any) -> None:

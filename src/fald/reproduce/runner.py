@@ -17,7 +17,7 @@ import pandas as pd
 from fald.checkpoint import write_atomically
 from fald.errors import ConfigError, Interrupted, StorageError
 from fald.reproduce import plots
-from fald.reproduce.base import SIZES, Panel, Run, Size, cuts, read_settings
+from fald.reproduce.base import FAILS, HOLDS, SIZES, UNKNOWN, Panel, Run, Size, cuts, read_settings
 from fald.reproduce.panels import PANELS
 from fald.version import __version__
 
@@ -194,3 +194,20 @@ def text(record: Mapping[str, Any], out: str | Path) -> str:
         else f"{record['seconds']:,.0f} s ({record['cpu_seconds']:,.0f} CPU-seconds)"
     )
     return "\n".join([*lines, f"  {took}; in {out}: {files}"])
+
+
+def closing(records: Sequence[Mapping[str, Any]]) -> str:
+    """How many claims hold, in one line.
+
+    Examples
+    --------
+    >>> closing([{"verdicts": [{"verdict": "holds"}, {"verdict": "cannot be told"}], "size": "full"}])
+    '2 claims: 1 holds, 0 do not hold, 1 cannot be told'
+    """
+    found = [v["verdict"] for record in records for v in record["verdicts"]]
+    counts = [found.count(word) for word in (HOLDS, FAILS, UNKNOWN)]
+    words = ("holds" if counts[0] == 1 else "hold", "does not hold" if counts[1] == 1 else "do not hold")
+    line = f"{len(found)} claims: {counts[0]} {words[0]}, {counts[1]} {words[1]}, {counts[2]} cannot be told"
+    if any(record["size"] == "quick" for record in records):
+        line += "\nQuick runs are cut short, as said above; verdicts that count need --size medium or full."
+    return line
