@@ -265,9 +265,9 @@ def reproduce(
         typer.Argument(help="all, fig1a … fig1e, fig2a … fig2e, fig3, fig4, communication, calibration."),
     ],
     quick: Annotated[bool, typer.Option("--quick", help="All within two minutes; says what it cut.")] = False,
-    size: Annotated[
-        str, typer.Option(help="full, medium (image runs of 500 rounds) or quick.", metavar="SIZE")
-    ] = "full",
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of the image panels (default: 2000).", show_default=False)
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for figures, points and records.")] = Path(
         "fald-reproduce"
     ),
@@ -287,10 +287,15 @@ def reproduce(
         if not as_json:
             print(runner.text(record, out), end="\n\n", flush=True)
 
-    if quick and size not in ("full", "quick"):
-        raise ConfigError(f"--quick and --size {size} contradict each other")
-    chosen: Any = "quick" if quick else size
-    records = runner.reproduce(panels, out, size=chosen, seed=seed, progress=not quiet, report=report)
+    records = runner.reproduce(
+        panels,
+        out,
+        size="quick" if quick else "full",
+        seed=seed,
+        image_rounds=rounds,
+        progress=not quiet,
+        report=report,
+    )
     if as_json:
         print(json.dumps({"folder": str(out), "panels": records}, indent=1, ensure_ascii=False))
     else:

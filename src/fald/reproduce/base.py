@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Table: TypeAlias = Any  # a pandas.DataFrame, whose own types say less than nothing about its columns
-Size = Literal["full", "medium", "quick"]
-SIZES: tuple[Size, ...] = ("full", "medium", "quick")
+Size = Literal["full", "quick"]
+SIZES: tuple[Size, ...] = ("full", "quick")
 HOLDS, FAILS, UNKNOWN = "holds", "does not hold", "cannot be told"
 
 
@@ -95,32 +95,43 @@ class Panel:
     draw: Callable[[Table, Mapping[str, Any]], Figure]
 
 
-def read_settings(name: str, size: Size) -> dict[str, Any]:
-    """Settings of a panel at one size: the file's own keys, changed by its table of that size.
+def read_settings(name: str, size: Size, image_rounds: int | None = None) -> dict[str, Any]:
+    """Settings of a panel: the file's own keys, changed by its table ``quick`` for that size.
 
-    A file may start from another one by ``extends``.
+    A file may start from another one by ``extends``. ``image_rounds`` replaces the rounds of an image
+    panel; a quarter of them, but no more than before, are then warm-up.
 
     Examples
     --------
     >>> read_settings("fig1b", "full")["num-runs"], read_settings("fig1b", "quick")["num-runs"]
     (300, 100)
+    >>> read_settings("fig4", "full", image_rounds=500)["num-warmup"]
+    120
     """
     settings = _read(name)
-    changes = {s: settings.pop(s, {}) for s in ("medium", "quick")}
-    return {**settings, **changes.get(size, {})}
+    changes = settings.pop("quick", {})
+    if size == "quick":
+        settings |= changes
+    if image_rounds is not None and "rounds-per-sample" in settings:
+        every = settings["rounds-per-sample"]
+        if image_rounds < 4 * every:
+            raise ConfigError(f"rounds must be at least {4 * every}; got {image_rounds}")
+        settings["num-rounds"] = image_rounds // every * every
+        settings["num-warmup"] = min(settings["num-warmup"], image_rounds // 4 // every * every)
+    return settings
 
 
-def cuts(name: str, size: Size) -> list[str]:
-    """What a size takes away from the full experiment, in words.
+def cuts(name: str, used: Mapping[str, Any]) -> list[str]:
+    """What settings take away from the full experiment, in words.
 
     Examples
     --------
-    >>> cuts("fig1b", "full")
+    >>> cuts("fig1b", read_settings("fig1b", "full"))
     []
-    >>> cuts("fig1b", "quick")[0]
+    >>> cuts("fig1b", read_settings("fig1b", "quick"))[0]
     'num-runs 300 → 100'
     """
-    full, used = read_settings(name, "full"), read_settings(name, size)
+    full = read_settings(name, "full")
     return [f"{key} {_short(full[key])} → {_short(used[key])}" for key in full if used[key] != full[key]]
 
 
@@ -139,8 +150,7 @@ def _read(name: str) -> dict[str, Any]:
     if parent is None:
         return settings
     base = _read(parent)
-    sizes = {s: {**base.pop(s, {}), **settings.pop(s, {})} for s in ("medium", "quick")}
-    return {**base, **settings, **{s: v for s, v in sizes.items() if v}}
+    return {**base, **settings, "quick": {**base.get("quick", {}), **settings.get("quick", {})}}
 
 
 def frame(content: Any) -> Table:

@@ -201,13 +201,13 @@ def each_chain(
 def tune(run: Run, data: str, local_steps: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Choose η for each K: the smallest validation Brier score of averaged predictions on a grid.
 
-    The tuning chains take ``tuning-steps`` local steps, but at most the rounds of the experiment.
+    The tuning chains take ``tuning-steps`` local steps, but at most ``tuning-rounds`` rounds.
     """
     s = run.settings
     every = s["rounds-per-sample"]
     tuning = []
     for K in local_steps:
-        rounds = min(s["num-rounds"], max(1, s["tuning-steps"] // (K * every)) * every)
+        rounds = min(s["tuning-rounds"], max(1, s["tuning-steps"] // (K * every)) * every)
         tuning += [
             Chain(data, K, eta, rounds, 0, run.seed, "validation", **chain_settings(s))
             for eta in s["step-sizes"]

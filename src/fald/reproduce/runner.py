@@ -49,6 +49,7 @@ def reproduce(
     *,
     size: Size = "full",
     seed: int = 0,
+    image_rounds: int | None = None,
     progress: bool = True,
     report: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -61,9 +62,11 @@ def reproduce(
     out
         Folder. A panel that it holds with the same settings, seed and version is not run again.
     size
-        ``"full"`` as described, ``"medium"`` with shorter image runs, or ``"quick"``.
+        ``"full"``, or ``"quick"`` for all within two minutes.
     seed
         The same seed gives the same points, to the last byte on one machine.
+    image_rounds
+        Rounds of the image panels, if not those of the size.
     progress
         Whether to report on standard error.
     report
@@ -105,7 +108,8 @@ def reproduce(
     records = []
     for panel in panels:
         try:
-            record = _one(panel, out, size, seed, progress)
+            settings = read_settings(panel.name, size, image_rounds)
+            record = _one(panel, out, size, settings, seed, progress)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted during {panel.name}",
@@ -117,16 +121,17 @@ def reproduce(
     return records
 
 
-def identity(name: str, size: Size, seed: int) -> str:
+def identity(name: str, settings: Mapping[str, Any], seed: int) -> str:
     """A hash of all that decides a panel's numbers: settings, seed and version."""
-    settings = {k: v for k, v in read_settings(name, size).items() if k not in _OF_THE_PAGE}
-    text = json.dumps([name, settings, seed, __version__], sort_keys=True)
+    numbers = {k: v for k, v in settings.items() if k not in _OF_THE_PAGE}
+    text = json.dumps([name, numbers, seed, __version__], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _one(panel: Panel, out: Path, size: Size, seed: int, progress: bool) -> dict[str, Any]:
-    settings = read_settings(panel.name, size)
-    known = identity(panel.name, size, seed)
+def _one(
+    panel: Panel, out: Path, size: Size, settings: Mapping[str, Any], seed: int, progress: bool
+) -> dict[str, Any]:
+    known = identity(panel.name, settings, seed)
     earlier = _finished(panel.name, out, known)
     if earlier is not None:
         return {**earlier, "reused": True}
@@ -137,7 +142,7 @@ def _one(panel: Panel, out: Path, size: Size, seed: int, progress: bool) -> dict
         "panel": panel.name,
         **{key: settings[key] for key in ("title", "paper", "shows", "differs")},
         "size": size,
-        "cut": cuts(panel.name, size),
+        "cut": cuts(panel.name, settings),
         "seed": seed,
         "settings": {k: v for k, v in settings.items() if k not in _OF_THE_PAGE},
         "versions": {
@@ -209,5 +214,5 @@ def closing(records: Sequence[Mapping[str, Any]]) -> str:
     words = ("holds" if counts[0] == 1 else "hold", "does not hold" if counts[1] == 1 else "do not hold")
     line = f"{len(found)} claims: {counts[0]} {words[0]}, {counts[1]} {words[1]}, {counts[2]} cannot be told"
     if any(record["size"] == "quick" for record in records):
-        line += "\nQuick runs are cut short, as said above; verdicts that count need --size medium or full."
+        line += "\nQuick runs are cut short, as said above; for verdicts that count, run without --quick."
     return line
