@@ -186,7 +186,7 @@ def draw(table: Table, record: Mapping[str, Any]) -> Figure:
     for ax in axes[0]:
         plots.logarithmic(ax, "xy")
         ax.set_xlabel("local steps K")
-        ax.legend()
+        ax.legend(loc="center right" if ax is right else None)
     for ax in (left, middle):
         ax.set_ylabel(f"rounds to W2 ≤ {record['settings']['epsilon']:g}")
     return figure
