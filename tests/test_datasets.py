@@ -7,10 +7,10 @@ import threading
 
 import numpy as np
 import pytest
-from images import FILES, write_set
 
 from fald import datasets
 from fald.errors import ConfigError, DataError
+from images import FILES, write_set
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_missing_file_of_the_local_folder(originals, monkeypatch):
     monkeypatch.setenv("FALD_DATA", str(originals))
     path = originals / "fashion-mnist" / FILES[3]
     path.unlink()
-    with pytest.raises(DataError, match="no file .*t10k-labels") as caught:
+    with pytest.raises(DataError, match=r"no file .*t10k-labels") as caught:
         datasets.load("fashion-mnist")
     assert str(path.parent) in caught.value.hint
 

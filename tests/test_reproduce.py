@@ -167,11 +167,11 @@ def test_full_settings_are_those_of_the_paper():
 
 
 def test_communication_panel(tmp_path):
-    small = {"num-runs": 100, "num-rounds": 30, "reference-draws": 4000}
+    small = {"num-runs": 50, "num-rounds": 20, "reference-draws": 2000, "problems": ["trial"]}
     settings = {**read_settings("communication", "quick"), **small}
     settings["step-sizes"] = {p: {m: s[:1] for m, s in v.items()} for p, v in settings["step-sizes"].items()}
     outcome = communication.measure(Run("communication", settings, 0, tmp_path, progress=False))
-    assert len(outcome.verdicts) == 4
+    assert len(outcome.verdicts) == 2
     table = outcome.table
     assert set(table["method"]) == {"sgld", "fa-ld", "laplace"}
     for _, curve in table.groupby(["problem", "method"]):
@@ -183,10 +183,10 @@ def test_communication_panel(tmp_path):
 
 def test_reference_moments_are_those_of_a_long_integration():
     """On one feature and an intercept, importance sampling against a sum over a fine grid."""
-    settings = {**read_settings("communication", "full"), "num-features": 1, "reference-draws": 40_000}
+    settings = {**read_settings("communication", "full"), "num-features": 1, "reference-draws": 10_000}
     problem = communication.regression("balanced", settings)
     at, width = problem.mean, 6 * problem.sd
-    grids = [np.linspace(m - w, m + w, 121) for m, w in zip(at, width)]
+    grids = [np.linspace(m - w, m + w, 61) for m, w in zip(at, width)]
     b, a = np.meshgrid(*grids)
     logits = b.ravel()[:, None] * problem.design[:, 0] + a.ravel()[:, None]
     density = (logits * problem.outcome - np.logaddexp(0, logits)).sum(1)
@@ -195,10 +195,9 @@ def test_reference_moments_are_those_of_a_long_integration():
     exact = np.array([np.average(v.ravel(), weights=weight) for v in (b, a)])
     z = (problem.mean - exact) / (problem.sd / np.sqrt(problem.effective))
     assert np.abs(z).max() < 4
-    assert problem.effective > 0.5 * 40_000
-    assert abs((problem.mean[0] + 0.05 * problem.sd[0] - exact[0]) / problem.sd[0]) > 4 / np.sqrt(
-        problem.effective
-    )
+    assert problem.effective > 0.5 * 10_000
+    shifted = (problem.mean + 0.1 * problem.sd - exact) / (problem.sd / np.sqrt(problem.effective))
+    assert np.abs(shifted).max() > 4
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the page is not part of this copy")

@@ -1,4 +1,4 @@
-"""Figures 3 and 4 and the calibration panel, on small made-up image sets and, where present, on the real ones."""
+"""Figures 3 and 4 and the calibration panel, on small made-up sets and, where present, on the real ones."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import os
 import numpy as np
 import pandas as pd
 import pytest
-from images import write_set
 
 from fald import datasets
 from fald.errors import DataError
@@ -15,10 +14,11 @@ from fald.reproduce.base import Run, read_settings
 from fald.reproduce.panels import PANELS
 from fald.reproduce.runner import redraw
 from fald.reproduce.scores import auroc, entropy, scores
+from images import write_set
 
 TINY = {
     "num-rows": 300, "validation-rows": 100, "batch-size": 20, "num-clients": 3, "local-steps": [1, 10],
-    "num-rounds": 40, "num-warmup": 20, "num-seeds": 2, "step-sizes": [2e-6, 1e-5], "tuning-steps": 100,
+    "num-rounds": 40, "num-warmup": 20, "num-seeds": 2, "step-sizes": [2e-4, 1e-3], "tuning-steps": 100,
     "tuning-rounds": 20, "compared-local-steps": 10,
 }  # fmt: skip
 NEEDS_DATA = pytest.mark.skipif(
@@ -109,6 +109,9 @@ def test_figures_3_and_4_share_their_chains(sets, tmp_path):
     first = PANELS["fig3"].measure(run_of("fig3", tmp_path / "cache"))
     assert set(first.table["set"]) == {"mnist", "fashion-mnist"}
     assert first.table.groupby(["set", "local_steps", "seed"]).size().unique().tolist() == [4]
+    last = first.table[(first.table["round"] == 40) & (first.table["local_steps"] == 10)]
+    assert last["accuracy"].min() > 0.8  # chance is 0.1
+    assert last["brier"].max() < 0.5  # ten equal probabilities have 0.9
     files = {p: p.stat().st_mtime_ns for p in (tmp_path / "cache").iterdir()}
     second = PANELS["fig4"].measure(run_of("fig4", tmp_path / "cache"))
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "cache").iterdir()} == files
@@ -147,16 +150,9 @@ def test_validation_rows_are_not_trained_on(sets):
 
 
 def test_step_size_that_diverges_is_not_chosen(sets, tmp_path):
-    run = run_of("fig3", tmp_path / "cache", **{"step-sizes": [5e-6, 1e30]})
+    run = run_of("fig3", tmp_path / "cache", **{"step-sizes": [2e-4, 1e30]})
     chosen = images.tune(run, "mnist", [10])
-    assert chosen[10]["step-size"] == 5e-6
-
-
-def test_learning_lowers_the_brier_score(sets, tmp_path):
-    table = PANELS["fig3"].measure(run_of("fig3", tmp_path / "cache", sets=["mnist"])).table
-    last = table[(table["round"] == 40) & (table["local_steps"] == 10)]
-    assert last["accuracy"].min() > 0.8  # chance is 0.1
-    assert last["brier"].max() < 0.5  # ten equal probabilities have 0.9
+    assert chosen[10]["step-size"] == 2e-4
 
 
 def test_calibration_panel(sets, tmp_path):
@@ -177,7 +173,8 @@ def test_without_data_the_error_says_how_to_place_the_files(tmp_path, monkeypatc
 
 
 @NEEDS_DATA
-@pytest.mark.parametrize(("name", "rounds", "least"), [("mnist", 20, 0.915), ("fashion-mnist", 50, 0.835)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "rounds", "least"), [("mnist", 20, 0.915), ("fashion-mnist", 40, 0.835)])
 def test_softmax_regression_reaches_its_accuracy(name, rounds, least, tmp_path):
     settings = read_settings("fig3", "full")
     run = Run("fig3", settings, 0, tmp_path, progress=False)

@@ -20,8 +20,8 @@ _HEAD = """\
 # The paper's experiments
 
 Every panel of the simulations and image experiments of "On Convergence of Federated Averaging Langevin
-Dynamics", and two panels beyond them, run by `fald reproduce`. This page is generated from the outputs of that
-command, which lie beside it; numbers, verdicts and figures are theirs.
+Dynamics", and two panels beyond them, run by `fald reproduce`. This page is generated from the outputs of
+that command, which lie beside it; numbers, verdicts and figures are theirs.
 
 ```sh
 fald reproduce all --quick               # two minutes, and says what it cut
@@ -34,8 +34,8 @@ times and verdicts (JSON). The same seed gives the same CSV, byte for byte on on
 finished with the same settings, seed and version is not run again. Image panels need MNIST and Fashion-MNIST,
 which are downloaded once, or taken from the folder that `FALD_DATA` names.
 
-A verdict is `holds`, `does not hold` or `cannot be told`. "Monte Carlo follows the exact law" compares means and
-covariances of all runs with `fald.gaussian`, with a chance of one in a thousand of a false alarm per panel.
+A verdict is `holds`, `does not hold` or `cannot be told`. "Monte Carlo follows the exact law" compares means
+and covariances of all runs with `fald.gaussian`, with a chance of one in a thousand of a false alarm per panel.
 Orders between values of K must exceed 95% limits over seeds.
 """
 
@@ -88,8 +88,8 @@ def _times(known: Sequence[Mapping[str, Any]]) -> str:
     ]
     versions = ", ".join(f"{name} {number}" for name, number in known[0]["versions"].items())
     said = (
-        "Wall-clock seconds depend on what else the machine does; CPU-seconds count both cores. Chains that an "
-        "earlier panel, or an interrupted run, has finished are not counted again."
+        "Wall-clock seconds depend on what else the machine does; CPU-seconds count both cores. Chains that "
+        "an earlier panel, or an interrupted run, has finished are not counted again."
     )
     table = _table(("panel", "size", "seconds", "CPU-seconds", "cut from the full experiment"), rows)
     return f"{said}\n\n{table}\n\nMade with {versions}."
