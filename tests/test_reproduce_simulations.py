@@ -177,7 +177,7 @@ def _slow(name):
     return pytest.param(name, marks=pytest.mark.slow) if name in ("fig2b", "fig2c", "fig2d") else name
 
 
-@pytest.mark.parametrize("name", map(_slow, GAUSSIAN))
+@pytest.mark.parametrize("name", [_slow(name) for name in GAUSSIAN])
 def test_panel_in_miniature(name, tmp_path):
     panel, settings = PANELS[name], tiny(name)
     outcome = panel.measure(run_of(name, tmp_path, settings))

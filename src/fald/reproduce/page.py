@@ -35,8 +35,9 @@ finished with the same settings, seed and version is not run again. Image panels
 which are downloaded once, or taken from the folder that `FALD_DATA` names.
 
 A verdict is `holds`, `does not hold` or `cannot be told`. "Monte Carlo follows the exact law" compares means
-and covariances of all runs with `fald.gaussian`, with a chance of one in a thousand of a false alarm per panel.
-Orders between values of K must exceed 95% limits over seeds.
+and covariances of all runs with `fald.gaussian`, with a chance of one in a thousand of a false alarm per
+panel. Orders between values of K must exceed 95% limits over seeds. "Runs" are estimates: the W2 of a finite
+sample is too large on average, so a small law value goes with a larger estimate.
 """
 
 

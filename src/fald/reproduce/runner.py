@@ -133,14 +133,18 @@ def _one(
 ) -> dict[str, Any]:
     known = identity(panel.name, settings, seed)
     earlier = _finished(panel.name, out, known)
+    words = {key: settings[key] for key in ("title", "paper", "shows", "differs")}
     if earlier is not None:
-        return {**earlier, "reused": True}
+        record = {**earlier, **words, "size": size, "cut": cuts(panel.name, settings)}
+        if record != earlier:  # the words about a panel may change without a number changing
+            _write_record(out, record)
+        return {**record, "reused": True}
     began, cpu = time.monotonic(), time.process_time()
     outcome = panel.measure(Run(panel.name, settings, seed, out / "cache", progress))
     points = outcome.table.to_csv(index=False, float_format="%.10g", lineterminator="\n").encode()
     record = {
         "panel": panel.name,
-        **{key: settings[key] for key in ("title", "paper", "shows", "differs")},
+        **words,
         "size": size,
         "cut": cuts(panel.name, settings),
         "seed": seed,
@@ -160,8 +164,13 @@ def _one(
     write_atomically(out / f"{panel.name}.csv", points)
     redraw(panel, out, record)
     # last, because it says that the panel is finished
-    write_atomically(out / f"{panel.name}.json", json.dumps(record, indent=1, ensure_ascii=False).encode())
+    _write_record(out, record)
     return {**record, "reused": False}
+
+
+def _write_record(out: Path, record: Mapping[str, Any]) -> None:
+    content = json.dumps(record, indent=1, ensure_ascii=False)
+    write_atomically(out / f"{record['panel']}.json", content.encode())
 
 
 def redraw(panel: Panel, out: Path, record: Mapping[str, Any], kinds: Sequence[str] = ("svg", "png")) -> None:
