@@ -150,7 +150,8 @@ def measure(run: Run) -> Outcome:
 def _best(table: Table, problem: str, method: str, tolerance: float) -> tuple[float, int | None, float]:
     """Step size, rounds to the tolerance and last error, of the step size that needs the fewest rounds.
 
-    Counted until the error is below the tolerance on average from then on: a curve may dip and return.
+    Counted to the first round whose error is within the tolerance and, on average, stays so: a curve may dip
+    and return.
 
     Where none gets there, that of the smallest error in the end.
     """
@@ -158,7 +159,7 @@ def _best(table: Table, problem: str, method: str, tolerance: float) -> tuple[fl
     found = []
     for eta, curve in part.groupby("step_size"):
         rest = curve["error"][::-1].expanding().mean()[::-1]  # from this round on, on average
-        near = curve.loc[rest <= tolerance, "round"]
+        near = curve.loc[(curve["error"] <= tolerance) & (rest <= tolerance), "round"]
         last = float(curve["error"].iloc[-20:].mean())
         found.append((float(eta), int(near.iloc[0]) if len(near) else None, last))  # type: ignore[arg-type]
     return min(found, key=lambda f: (f[1] is None, f[1] or 0, f[2]))

@@ -140,7 +140,7 @@ def draw_curves(table: Table, record: Mapping[str, Any]) -> Figure:
     figure, axes = plots.grid(1, 2, height=3.0)
     for i, (value, part) in enumerate(table.groupby(name)):
         for ax, column in zip(axes[0], ("w2_runs", "w2_law")):
-            if column == "w2_runs":
+            if column == "w2_runs" and (name == "alpha" or i == 0):  # one law for every correlation
                 plots.band(ax, i, part["round"], part["low"], part["high"])
             plots.line(ax, i, part["round"], part[column], f"{symbol} = {value:g}", marks=10)
     runs = record["settings"]["num-runs"]

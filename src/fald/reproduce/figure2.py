@@ -139,20 +139,25 @@ def _verdicts(
 
 
 def draw(table: Table, record: Mapping[str, Any]) -> Figure:
-    """An axis for each noise; a line for each step size, the band of the estimate under the law."""
+    """Columns: noises; above the runs with the band of such estimates under the law, below the law itself."""
     noises = list(dict.fromkeys(table["noise"]))
-    figure, axes = plots.grid(1, len(noises), width=3.6 * len(noises), height=3.0)
-    ends = [table[["low", "w2_runs"]].min(axis=None) / 1.3, table[["high", "w2_runs"]].max(axis=None) * 1.3]
-    for ax, noise in zip(axes[0], noises):
-        shown = table[table["noise"] == noise]
-        for i, (eta, part) in enumerate(shown.groupby("step_size", sort=False)):
-            plots.band(ax, i, part["round"], part["low"], part["high"])
-            plots.line(ax, i, part["round"], part["w2_runs"], f"η = {eta:g}")
-        plots.logarithmic(ax, "x")
-        ax.set_ylim(ends)
-        plots.logarithmic(ax, "y")
-        ax.set_xlabel("rounds")
-        ax.set_ylabel("W2 to the posterior")
-        ax.set_title(_NOISES[noise] if len(noises) > 1 else "all devices")
-    axes[0, -1].legend()
+    figure, axes = plots.grid(2, len(noises), width=3.6 * len(noises), height=2.5)
+    runs = record["settings"]["num-runs"]
+    for row, column in zip(axes, ("w2_runs", "w2_law")):
+        ends = table[["low", "high"] if column == "w2_runs" else [column]]
+        limits = [ends.min(axis=None) / 1.3, ends.max(axis=None) * 1.3]
+        for ax, noise in zip(row, noises):
+            shown = table[table["noise"] == noise]
+            for i, (eta, part) in enumerate(shown.groupby("step_size", sort=False)):
+                if column == "w2_runs":
+                    plots.band(ax, i, part["round"], part["low"], part["high"])
+                plots.line(ax, i, part["round"], part[column], f"η = {eta:g}")
+            plots.logarithmic(ax, "x")
+            ax.set_ylim(limits)
+            plots.logarithmic(ax, "y")
+            ax.set_xlabel("rounds")
+            ax.set_ylabel("W2 to the posterior")
+            which = _NOISES[noise] if len(noises) > 1 else "all devices"
+            ax.set_title(f"{which}: {f'{runs} runs' if column == 'w2_runs' else 'exact law'}")
+    axes[0, 0].legend()
     return figure
