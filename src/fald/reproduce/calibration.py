@@ -103,10 +103,11 @@ def _verdict(table: Table, quantity: str) -> Verdict:
     gap = _BETTER[quantity] * (values["fa-ld"] - values["fedavg"])
     count = len(gap)
     limits = float(t.ppf(0.975, count - 1) * gap.std() / np.sqrt(count)) if count > 1 else float("inf")
+    word = "better" if gap.mean() >= 0 else "worse"
     said = f"posterior {values['fa-ld'].mean():.4f}, point estimate {values['fedavg'].mean():.4f}; " + (
         "one seed"
         if count < 2
-        else f"difference {gap.mean():+.4f} in favour of the posterior (95% limits ±{limits:.4f})"
+        else f"the posterior is {word} by {abs(gap.mean()):.4f} (95% limits ±{limits:.4f})"
     )
     holds = None if abs(gap.mean()) <= limits else bool(gap.mean() > 0)
     return Verdict.of(
@@ -138,8 +139,9 @@ def draw(table: Table, record: Mapping[str, Any]) -> Figure:
                 f"{'FA-LD' if method == 'fa-ld' else 'FedAvg'}, {'MNIST' if where == 'known' else 'Fashion'}"
             )
             ax.stairs(share, edges, color=plots.look(i).color, linestyle=dash, label=name)
-    ax.set_title("entropy (nats)")
+    ax.set_title("entropy")
+    ax.set_xlabel("nats")
     ax.set_ylabel("share of images")
     ax.set_yscale("log")
-    ax.legend(fontsize=6)
+    plots.legend_below(figure, ax)
     return figure

@@ -138,5 +138,5 @@ def draw(table: Table, document: Mapping[str, Any]) -> Figure:
             else:  # the first samples are far below the rest
                 last = part[part["round"] == part["round"].max()][name]
                 ax.set_ylim(max(part[name].min(), 2.5 * last.min() - 1.5 * last.max() - 0.02))
-    axes[0, 0].legend()
+    plots.legend_below(figure, axes[0, 0])
     return figure

@@ -102,6 +102,11 @@ def logarithmic(axes: Axes, which: str) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """The legend of one axis below all of them, where it hides nothing."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5)
+
+
 def rendered(figure: Figure, kind: str) -> bytes:
     """The figure as a file of one kind; the same figure gives the same bytes."""
     buffer = io.BytesIO()
