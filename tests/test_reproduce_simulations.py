@@ -115,7 +115,7 @@ def test_estimates_from_perfect_draws_have_the_predicted_spread():
     # 400 draws: the shares below have standard errors of 0.8% and 2.5%
     assert np.mean((found < low) | (found > high)) == pytest.approx(0.05, abs=0.03)
     assert np.mean(found < middle) == pytest.approx(0.5, abs=0.1)
-    assert np.mean(found) == pytest.approx(8e-4, rel=0.2)
+    assert np.mean(found) == pytest.approx(6.9e-4, rel=0.1)
     assert np.mean(found < 0.8 * middle) < 0.4  # what 20% off would give
 
 
