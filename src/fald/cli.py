@@ -274,6 +274,50 @@ def privacy(
 
 
 @app.command()
+def reproduce(
+    panels: Annotated[
+        list[str],
+        typer.Argument(help="all, fig1a … fig1e, fig2a … fig2e, fig3, fig4, communication, calibration."),
+    ],
+    quick: Annotated[bool, typer.Option("--quick", help="All within two minutes; says what it cut.")] = False,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of the image panels (default: 2000).", show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for figures, points and records.")] = Path(
+        "fald-reproduce"
+    ),
+    seed: Annotated[int, typer.Option(help="The same seed gives the same points.")] = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the experiments of the FA-LD paper, and say of each claim whether it holds.
+
+    Example: fald reproduce fig1a
+
+    Example: fald reproduce all --quick --out experiments
+    """
+    from fald.reproduce import runner  # what it needs is of no use to the other commands
+
+    def report(record: Any) -> None:
+        if not as_json:
+            print(runner.text(record, out), end="\n\n", flush=True)
+
+    records = runner.reproduce(
+        panels,
+        out,
+        size="quick" if quick else "full",
+        seed=seed,
+        image_rounds=rounds,
+        progress=not quiet,
+        report=report,
+    )
+    if as_json:
+        print(json.dumps({"folder": str(out), "panels": records}, indent=1, ensure_ascii=False))
+    else:
+        print(runner.closing(records))
+
+
+@app.command()
 def new(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("study.toml")) -> None:
     """Write a commented study file to start from.
 
