@@ -47,7 +47,7 @@ def run(*arguments, cwd, code=0):
     return out.getvalue() if code == 0 else err.getvalue()
 
 
-STUDY = """
+FITTED = """
 title = "Two clinics"
 [data]
 files = { "north" = "north.csv", "south" = "south.csv" }
@@ -59,6 +59,8 @@ drug = ["placebo", "verum"]
 age = { center = 50, scale = 10 }
 [model]
 family = "logistic"
+"""
+STUDY = f"""{FITTED}
 [sampler]
 num-rounds = 600
 num-warmup = 100

@@ -110,7 +110,15 @@ def test_readme_study_of_two_files(tmp_path):
         shutil.copy(table, tmp_path)
     (study,) = blocks("toml")
     ours = [(c, out) for c, out in commands() if c.startswith("fald") and c != "fald demo"]
-    assert [c.split()[1] for c, _ in ours] == ["new", "run", "diagnose", "predict", "plan", "privacy", "privacy"]
+    assert [c.split()[1] for c, _ in ours] == [
+        "new",
+        "run",
+        "diagnose",
+        "predict",
+        "plan",
+        "privacy",
+        "privacy",
+    ]
     for command, printed in ours:
         actual = run(command, tmp_path)
         if printed is not None:

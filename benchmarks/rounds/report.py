@@ -31,8 +31,8 @@ def laplace_round(row: Row) -> tuple[float, float] | None:
 def table(rows: list[Row]) -> str:
     """A line per study: errors are the worst over parameters and seeds, mean in sds / sd relative."""
     lines = [
-        "| study | d | sites | rows | sites' quadratics, 1 round | Laplace | corrected Langevin: verdict, rounds, "
-        "error | `fald.fit`: verdict, rounds, error |",
+        "| study | d | sites | rows | sites' quadratics, 1 round | Laplace | "
+        "corrected Langevin: verdict, rounds, error | `fald.fit`: verdict, rounds, error |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in dict.fromkeys(r["study"] for r in rows):

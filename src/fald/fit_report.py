@@ -66,9 +66,10 @@ def verdict_lines(tree: xr.DataTree) -> list[str]:
     khat, proposed = float(tree.attrs["khat"]), int(tree.attrs["num_proposed"])
     if tree.attrs["verdict"] == "reached":
         weighed = f"k-hat {khat:.2f}, " if np.isfinite(khat) else ""
+        counted = f"{tree.attrs['effective_draws']:,.0f} effective of {proposed:,} draws"
         lines = [
-            f"Reached: means within {tolerance:g} posterior sd and sds within {100 * tolerance:g}%, all at once "
-            f"at 95% ({weighed}{tree.attrs['effective_draws']:,.0f} effective of {proposed:,} draws)."
+            f"Reached: means within {tolerance:g} posterior sd and sds within {100 * tolerance:g}%, all at "
+            f"once at 95% ({weighed}{counted})."
         ]
     else:
         lines = [f"NOT REACHED: {tree.attrs['reason']}.", f"What to do: {tree.attrs['advice']}."]

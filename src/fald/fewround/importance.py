@@ -126,8 +126,8 @@ def importance_sampling(model: Model, *, max_rounds: int, **common: Any) -> Serv
         Give up after so many.
     common
         ``seed`` of all draws; ``tolerance``, the wanted precision of means and sds in posterior sds;
-        ``report``, a function from positions (C, d) to reported quantities (C, k) that are certified as well,
-        or None; ``curvature``, whether sites may be asked for Hessians; ``trace``, a list that gets a line per
+        ``report``, a function from positions (C, d) to reported quantities (C, k) that are certified too, or
+        None; ``curvature``, whether sites may be asked for Hessians; ``trace``, a list that gets a line per
         round.
 
     Returns

@@ -1,0 +1,93 @@
+"""Studies without sampler settings, as a user types them."""
+
+import json
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+import fald
+from test_cli import FALD, FITTED, STUDY, folder, restore_precision, run  # noqa: F401
+
+
+@pytest.fixture
+def fitted(folder):  # noqa: F811
+    (folder / "study.toml").write_text(FITTED)
+    return folder
+
+
+def test_a_study_without_settings_is_fitted_with_a_verdict(fitted):
+    out = run("run", "study.toml", cwd=fitted)
+    assert "rounds of adaptive importance sampling" in out
+    assert "Reached: means within 0.05" in out
+    assert "What no check sees" in out
+    assert "R-hat" not in out
+    document = json.loads(run("diagnose", "runs/study", "--json", "--strict", cwd=fitted))
+    assert document["verdict"] == "reached"
+    assert document["complaints"] == []
+    assert len(document["rounds"]) == document["rounds_done"]
+    assert document["uploads"] == "sums over sites"
+    tree = fald.load(fitted / "runs/study/posterior.nc")
+    row = next(r for r in document["summary"] if r["parameter"] == "age")
+    draws = tree["posterior"]["coefficient"].sel(feature="age").values
+    assert row["mean"] == pytest.approx(float(draws.mean()), rel=1e-6)
+    text = run("diagnose", "runs/study", cwd=fitted)
+    assert "Why this method" in text
+    assert "What left a site" in text
+    assert len(run("predict", "runs/study", "south.csv", cwd=fitted).splitlines()) == 26
+    assert run("privacy", "--run", "runs/study", cwd=fitted).startswith("No privacy")
+
+
+def test_a_verdict_that_says_no_is_loud(fitted):
+    out = run("run", "study.toml", "-q", "--set", "max-rounds=3", "--set", "accuracy=0.005", cwd=fitted)
+    assert "NOT REACHED" in out
+    assert "What to do:" in out
+    assert "not reached" in run("diagnose", "runs/study", "--strict", cwd=fitted, code=5)
+    assert json.loads((fitted / "runs/study/summary.json").read_text())["complaints"]
+
+
+def test_sections_that_exclude_each_other_are_named(fitted):
+    (fitted / "study.toml").write_text(STUDY + '[fit]\naccuracy = "high"\n')
+    assert "keep one" in run("run", "study.toml", cwd=fitted, code=2)
+    (fitted / "study.toml").write_text(FITTED + "[privacy]\ndelta = 1e-5\n")
+    assert "'privacy' needs a 'sampler' section" in run("run", "study.toml", cwd=fitted, code=2)
+    (fitted / "study.toml").write_text(FITTED + "[fit]\nseed = 3\n")
+    assert "has a [fit] section" in run("plan", "study.toml", "--write", cwd=fitted, code=2)
+    assert "no [sampler] section" in run("privacy", "study.toml", "--delta", "1e-4", cwd=fitted, code=2)
+    assert "accuracy" in run("run", "study.toml", "--set", "accuracy=perfect", cwd=fitted, code=2)
+
+
+def test_settings_planned_for_a_study_without_any_run(fitted):
+    run("plan", "study.toml", "--write", cwd=fitted)
+    assert "[sampler]" in (fitted / "study.toml").read_text()
+    settings = ("--set", "num-rounds=300", "--set", "num-warmup=10", "--set", "thinning=1")
+    assert "local steps" in run("run", "study.toml", "-q", *settings, cwd=fitted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_run_resumes_to_the_same_draws(fitted, how):
+    run("run", "study.toml", "-q", "--out", "whole", cwd=fitted)
+    process = subprocess.Popen(
+        [*FALD, "run", "study.toml", "-q", "--out", "cut"],
+        cwd=fitted,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    first = fitted / "cut" / "checkpoint" / "round-0001.npz"
+    end = time.monotonic() + 120
+    while not first.exists() and time.monotonic() < end and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(how)
+    code = process.wait(timeout=60)
+    assert first.exists()
+    if code == 0:
+        pytest.skip("the run was over before the signal came")
+    assert code == (-9 if how == signal.SIGKILL else 130)
+    assert "already holds a run" in run("run", "study.toml", "--out", "cut", cwd=fitted, code=2)
+    run("run", "study.toml", "-q", "--out", "cut", "--resume", cwd=fitted)
+    whole, cut = (fald.load(fitted / name / "posterior.nc") for name in ("whole", "cut"))
+    assert np.array_equal(whole["posterior"]["coefficient"].values, cut["posterior"]["coefficient"].values)
