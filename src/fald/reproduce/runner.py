@@ -99,6 +99,12 @@ def reproduce(
         raise ConfigError(f"size must be one of {', '.join(SIZES)}; got {size!r}")
     if not (isinstance(seed, int) and 0 <= seed < 2**31):
         raise ConfigError(f"seed must be a whole number from 0 to 2^31 − 1; got {seed!r}")
+    chosen = {panel.name: read_settings(panel.name, size, image_rounds) for panel in panels}
+    if image_rounds is not None and not any("rounds-per-sample" in s for s in chosen.values()):
+        raise ConfigError(
+            f"rounds are for image panels; got {', '.join(chosen)}",
+            hint="fig3, fig4 and calibration take them",
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -108,8 +114,7 @@ def reproduce(
     records = []
     for panel in panels:
         try:
-            settings = read_settings(panel.name, size, image_rounds)
-            record = _one(panel, out, size, settings, seed, progress)
+            record = _one(panel, out, size, chosen[panel.name], seed, progress)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted during {panel.name}",
