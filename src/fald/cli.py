@@ -274,7 +274,7 @@ def reproduce(
 ) -> None:
     """Run the experiments of the FA-LD paper, and say of each claim whether it holds.
 
-    Panels: all, fig1a to fig1e, fig2a to fig2e, fig3, fig4; communication and calibration go beyond the paper.
+    Panels: all; fig1a to fig1e, fig2a to fig2e, fig3, fig4; beyond the paper: communication, calibration.
 
     Example: fald reproduce fig1a
 
