@@ -18,6 +18,7 @@ from fald.checkpoint import write_atomically
 from fald.errors import ConfigError, Interrupted, StorageError
 from fald.reproduce import plots
 from fald.reproduce.base import FAILS, HOLDS, SIZES, UNKNOWN, Panel, Run, Size, cuts, read_settings
+from fald.reproduce.images import at_the_edge
 from fald.reproduce.panels import PANELS
 from fald.version import __version__
 
@@ -206,6 +207,8 @@ def text(record: Mapping[str, Any], out: str | Path) -> str:
     lines += [f"  cut: {', '.join(record['cut'])}"] if record["cut"] else []
     for v in record["verdicts"]:
         lines += [f"  {v['verdict'].upper():<15} {v['claim']}", f"  {'':<15} measured: {v['measured']}"]
+    edge = at_the_edge(record)
+    lines += [f"  note: tuned to the edge of the grid, so not fully tuned: {'; '.join(edge)}"] if edge else []
     files = ", ".join(f"{name}.{kind}" for kind in ("svg", "png", "csv", "json"))
     took = (
         "finished before with the same settings, seed and version; not run again"
