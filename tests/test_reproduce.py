@@ -129,6 +129,7 @@ def test_interruption_keeps_what_is_finished(tmp_path, counted, monkeypatch):
         (["nonsense"], "there are: all, fig1a"),
         (["fig1d", "--seed", "-1"], "seed must be"),
         (["fig3", "--rounds", "3"], "rounds must be at least 40"),
+        (["fig1d", "--rounds", "500"], "rounds are for image panels"),
     ],
 )
 def test_nonsense_is_refused_with_a_hint(tmp_path, arguments, message):

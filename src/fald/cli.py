@@ -275,10 +275,7 @@ def privacy(
 
 @app.command()
 def reproduce(
-    panels: Annotated[
-        list[str],
-        typer.Argument(help="all, fig1a … fig1e, fig2a … fig2e, fig3, fig4, communication, calibration."),
-    ],
+    panels: Annotated[list[str], typer.Argument(help="Panels to run; all: every one.", show_default=False)],
     quick: Annotated[bool, typer.Option("--quick", help="All within two minutes; says what it cut.")] = False,
     rounds: Annotated[
         int | None, typer.Option(help="Rounds of the image panels (default: 2000).", show_default=False)
@@ -291,6 +288,8 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Run the experiments of the FA-LD paper, and say of each claim whether it holds.
+
+    Panels: all; fig1a to fig1e, fig2a to fig2e, fig3, fig4; beyond the paper: communication, calibration.
 
     Example: fald reproduce fig1a
 

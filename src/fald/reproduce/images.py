@@ -223,3 +223,21 @@ def tune(run: Run, data: str, local_steps: Sequence[int]) -> dict[int, dict[str,
         best = min(tried, key=lambda eta: (tried[eta], eta))
         chosen[K] = {"step-size": best, "brier": {f"{eta:g}": tried[eta] for eta in tried}}
     return chosen
+
+
+def at_the_edge(record: Mapping[str, Any]) -> list[str]:
+    """Chosen step sizes that are the first or the last of their grid: a wider grid might change them.
+
+    Examples
+    --------
+    >>> tuned = {"mnist": {"1": {"step-size": 2.0}, "10": {"step-size": 1.0}}}
+    >>> at_the_edge({"facts": {"tuned": tuned}, "settings": {"step-sizes": [0.5, 1.0, 2.0]}})
+    ['mnist, K = 1: η = 2']
+    """
+    grid = record["settings"].get("step-sizes", [])
+    return [
+        f"{data}, K = {K}: η = {found['step-size']:g}"
+        for data, by_k in record["facts"].get("tuned", {}).items()
+        for K, found in by_k.items()
+        if found["step-size"] in (min(grid), max(grid))
+    ]

@@ -14,6 +14,7 @@ from typing import Any
 
 from fald.checkpoint import write_atomically
 from fald.errors import StorageError
+from fald.reproduce.images import at_the_edge
 from fald.reproduce.panels import PANELS
 
 _HEAD = """\
@@ -99,7 +100,12 @@ def _times(known: Sequence[Mapping[str, Any]]) -> str:
 def _panel(record: Mapping[str, Any]) -> list[str]:
     name = record["panel"]
     settings = [(f"`{key}`", f"`{_value(value)}`") for key, value in record["settings"].items()]
-    differs = "\n".join(f"- {line}" for line in record["differs"])
+    edge = at_the_edge(record)
+    warning = (
+        f"Tuned to the edge of the grid, so not fully tuned: {'; '.join(edge)}. A wider grid might change "
+        "these step sizes, and verdicts that compare values of K with them."
+    )
+    differs = "\n".join(f"- {line}" for line in [*record["differs"], *([warning] if edge else [])])
     return [
         f"## {name}",
         f"**{record['title']}** ({record['paper']}). {record['shows']}",

@@ -18,6 +18,7 @@ from fald.checkpoint import write_atomically
 from fald.errors import ConfigError, Interrupted, StorageError
 from fald.reproduce import plots
 from fald.reproduce.base import FAILS, HOLDS, SIZES, UNKNOWN, Panel, Run, Size, cuts, read_settings
+from fald.reproduce.images import at_the_edge
 from fald.reproduce.panels import PANELS
 from fald.version import __version__
 
@@ -99,6 +100,12 @@ def reproduce(
         raise ConfigError(f"size must be one of {', '.join(SIZES)}; got {size!r}")
     if not (isinstance(seed, int) and 0 <= seed < 2**31):
         raise ConfigError(f"seed must be a whole number from 0 to 2^31 − 1; got {seed!r}")
+    chosen = {panel.name: read_settings(panel.name, size, image_rounds) for panel in panels}
+    if image_rounds is not None and not any("rounds-per-sample" in s for s in chosen.values()):
+        raise ConfigError(
+            f"rounds are for image panels; got {', '.join(chosen)}",
+            hint="fig3, fig4 and calibration take them",
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -108,8 +115,7 @@ def reproduce(
     records = []
     for panel in panels:
         try:
-            settings = read_settings(panel.name, size, image_rounds)
-            record = _one(panel, out, size, settings, seed, progress)
+            record = _one(panel, out, size, chosen[panel.name], seed, progress)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted during {panel.name}",
@@ -201,6 +207,8 @@ def text(record: Mapping[str, Any], out: str | Path) -> str:
     lines += [f"  cut: {', '.join(record['cut'])}"] if record["cut"] else []
     for v in record["verdicts"]:
         lines += [f"  {v['verdict'].upper():<15} {v['claim']}", f"  {'':<15} measured: {v['measured']}"]
+    edge = at_the_edge(record)
+    lines += [f"  note: tuned to the edge of the grid, so not fully tuned: {'; '.join(edge)}"] if edge else []
     files = ", ".join(f"{name}.{kind}" for kind in ("svg", "png", "csv", "json"))
     took = (
         "finished before with the same settings, seed and version; not run again"

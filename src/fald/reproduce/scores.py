@@ -46,7 +46,7 @@ def entropy(probabilities: np.ndarray) -> np.ndarray:
     array([0.6931, 0.    ])
     """
     p = np.asarray(probabilities, float)
-    return -np.sum(np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0)), 0.0), axis=1)
+    return np.sum(np.where(p > 0, -p * np.log(np.where(p > 0, p, 1.0)), 0.0), axis=1)
 
 
 def auroc(low: np.ndarray, high: np.ndarray) -> float:
