@@ -18,6 +18,7 @@ EACH = 4  # explorers around the sites' consensus, from the prior, and from arou
 _MOST = 16  # explorers under way at once
 _DIP = 0.1  # nats by which a path may fall and still be one hill
 _PATH = 24
+_SAME = 0.5  # sds between two climbers that have met the same mode
 _NEGLIGIBLE = 1e-3  # mass times squared distance in sds that a mode must have to matter
 
 
@@ -143,7 +144,7 @@ class Modes:
         """A mode, if it is none of the known ones and has mass that matters."""
         for mode in self.known:
             apart = np.linalg.solve(np.linalg.cholesky(mode.covariance()), here.position - mode.position)
-            if np.linalg.norm(apart) < 0.5:
+            if np.linalg.norm(apart) < _SAME:
                 self.dismissed += 1
                 return
         self.others.append(here)
@@ -156,6 +157,8 @@ class Modes:
         kept = [self.main]
         for mode in self.others:
             away = np.linalg.norm(np.linalg.solve(factor, mode.position - self.main.position))
+            if away < _SAME:
+                continue  # met before the main mode was known
             share = np.exp(min(log_mass(mode) - log_mass(self.main), 50.0))
             if share * max(away**2, 1.0) > _NEGLIGIBLE:
                 kept.append(mode)

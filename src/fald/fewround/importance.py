@@ -32,6 +32,7 @@ Array = NDArray[Any]
 FIRST_DRAWS, MOST_DRAWS = 8192, 262144
 MOST_HESSIAN = 200  # parameters up to which curvatures are asked for
 _NEAR = 10.0  # posterior sds from the mode at which the smoothed posterior takes over from Newton's method
+_POOLED = 4  # rounds whose draws are pooled
 _REGRESSED = 16  # gradients per parameter that a Hessian is regressed from
 _ANCHORED = (1.0, 0.5, 0.25, 0.1, 1.5, 2.2, 3.2, 4.5)  # parts of a Newton step with derivatives
 _TRIED = (0.005, 0.02, 0.05, 0.35, 0.7)  # parts with values only
@@ -90,6 +91,11 @@ class Search:
     def num_smoothed(self) -> int:
         """Draws over which derivatives are averaged; their noise must stay small against one sd in all d."""
         return int(np.clip(16 * self.target.dim, 128, 512 if self.target.dim <= 60 else 256))
+
+    @property
+    def most_draws(self) -> int:
+        """Draws of a round at most; few parameters do not need many."""
+        return MOST_DRAWS if self.target.dim > 15 else MOST_DRAWS // 4
 
     @property
     def first_draws(self) -> int:
@@ -301,13 +307,13 @@ def overall(current: Proposal) -> tuple[Array, Array]:
 
 
 def _weigh(search: Search) -> State:
-    """Weights of the newest draws by their own proposal, and of all draws by the mixture of all proposals."""
-    last = search.batches[-1]
+    """Weights of the newest draws by their own proposal, and of recent ones by the mixture of theirs."""
+    last, recent = search.batches[-1], search.batches[-_POOLED:]
     newest = smooth(last.values - proposal.log_density(last.proposal, last.count, last.positions))
-    positions = np.concatenate([b.positions for b in search.batches])
-    values = np.concatenate([b.values for b in search.batches])
-    sizes = np.array([len(b.positions) for b in search.batches])
-    densities = [proposal.log_density(b.proposal, b.count, positions) for b in search.batches]
+    positions = np.concatenate([b.positions for b in recent])
+    values = np.concatenate([b.values for b in recent])
+    sizes = np.array([len(b.positions) for b in recent])
+    densities = [proposal.log_density(b.proposal, b.count, positions) for b in recent]
     mixed = logsumexp(np.array(densities), axis=0, b=(sizes / sizes.sum())[:, None])
     pooled = smooth(values - mixed)
     certified = last.positions
@@ -326,11 +332,11 @@ def _weigh(search: Search) -> State:
 def _next_count(search: Search, state: State, count: int) -> int:
     if state.pooled.ess < 10 * search.target.dim or state.pooled.khat > 0.9:
         close = search.best is not None and search.best.newton()[1] < 1
-        return min(4 * count, MOST_DRAWS) if close else count
+        return min(4 * count, search.most_draws) if close else count
     if not state.newest.khat < certify.KHAT_LIMIT:
         return count
     wanted = 1.2 * count * certify.needed_factor(state.precision, search.tolerance)
-    return int(np.clip(2 ** np.ceil(np.log2(max(wanted, 1))), search.first_draws, MOST_DRAWS))
+    return int(np.clip(2 ** np.ceil(np.log2(max(wanted, 1))), search.first_draws, search.most_draws))
 
 
 def _mode_checks(search: Search) -> list[Check]:
