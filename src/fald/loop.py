@@ -51,8 +51,8 @@ def run(
     progress
         Whether to report on standard error.
     build
-        Turns kept draws (and the privacy guard, if any) into the result; also used for the draws kept
-        by a run that fails.
+        Turns kept draws, costs (and the privacy guard, if any) into the result; also used for the draws
+        kept by a run that fails.
     privacy
         What a private run asked for.
 
@@ -75,6 +75,11 @@ def run(
         guard.rounds_begun = state.round
         num_rounds = guard.num_rounds
         build = functools.partial(build, guard=guard)
+    build_fn = build
+
+    def build(records: list[Records]) -> Any:
+        return build_fn(records, costs=engine.costs(problem, state))
+
     saved_at = time.monotonic()
 
     def save() -> None:
