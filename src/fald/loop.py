@@ -75,10 +75,9 @@ def run(
         guard.rounds_begun = state.round
         num_rounds = guard.num_rounds
         build = functools.partial(build, guard=guard)
-    build_fn = build
 
-    def build(records: list[Records]) -> Any:
-        return build_fn(records, costs=engine.costs(problem, state))
+    def finished(records: list[Records]) -> Any:
+        return build(records, costs=engine.costs(problem, state))
 
     saved_at = time.monotonic()
 
@@ -88,7 +87,7 @@ def run(
             try:
                 store.save(state, records)
             except StorageError as error:
-                raise _with_draws(error, build, records) from error
+                raise _with_draws(error, finished, records) from error
         saved_at = time.monotonic()
 
     chunk = 1
@@ -110,7 +109,7 @@ def run(
                 if escape is not None:
                     save()
                     kept = [_up_to(r, escape.last_good_round) for r in (*records, new)]
-                    raise _with_draws(_explain(problem, positions, escape), build, kept)
+                    raise _with_draws(_explain(problem, positions, escape), finished, kept)
                 # in this order an interruption between the two lines cannot lose draws
                 records.append(new)
                 state = after
@@ -128,10 +127,10 @@ def run(
             f"interrupted after round {state.round} of {num_rounds}",
             hint="resume to go on from here" if store else "give a checkpoint to be able to resume",
         )
-        raise _with_draws(error, build, records) from None
+        raise _with_draws(error, finished, records) from None
     if guard is not None and num_rounds < asked:
-        raise _with_draws(guard.exceeded(asked), build, records)
-    return build(records)
+        raise _with_draws(guard.exceeded(asked), finished, records)
+    return finished(records)
 
 
 def _resume(

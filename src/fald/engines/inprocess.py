@@ -392,12 +392,12 @@ def _compile(
         memory, counters = memory
         uploads, memory = visit(tables, hyper, keys, round_index, drawn, messages, memory)
         counters = tally.count(counters, drawn, uploads.spent, num_clients)
-        views = Server(
-            *[jax.vmap(stream_key, (0, None, None))(keys[0], round_index, s) for s in _SERVER_STREAMS],
-            round=round_index,
-        )
-        update = jax.vmap(method.server_update, in_axes=(None, 0, 1, 0, Server(0, 0, None)))
-        server = update(hyper, server, uploads, drawn.weight, views)
+
+        def update(state, own_uploads, weight, public):
+            view = Server(*[stream_key(public, round_index, s) for s in _SERVER_STREAMS], round=round_index)
+            return method.server_update(hyper, state, own_uploads, weight, view)
+
+        server = jax.vmap(update, in_axes=(0, 1, 0, 0))(server, uploads, drawn.weight, keys[0])
         return server, (memory, counters), uploads, drawn
 
     def run(tables, hyper, roots, server, memory, first_round, num_rounds, num_warmup, thinning):

@@ -98,15 +98,8 @@ class Laplace(Peer):
             basis = vectors / size[:, None]
             root = basis / jnp.sqrt(values)
             better = (energy < state.energy) & jnp.all(jnp.isfinite(root)) & jnp.isfinite(energy)
-            there = _State(
-                state.point,
-                state.point,
-                state.point,
-                energy,
-                -root @ (root.T @ gradient),
-                jnp.ones_like(energy),
-                root,
-            )
+            move, length = -root @ (root.T @ gradient), jnp.ones_like(energy)
+            there = _State(state.point, state.point, state.point, energy, move, length, root)
             back = state._replace(length=state.length / 4)
             chosen = jax.tree.map(lambda a, b: jnp.where(better, a, b), there, back)
             return chosen._replace(point=chosen.best + chosen.length * chosen.move)
