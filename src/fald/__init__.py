@@ -5,6 +5,8 @@ by federated averaging Langevin dynamics, ``fald.summary`` says what it found.
 """
 
 from fald import (
+    compare,
+    compressors,
     datasets,
     diagnostics,
     errors,
@@ -37,6 +39,8 @@ __all__ = [
     "Model",
     "Participation",
     "__version__",
+    "compare",
+    "compressors",
     "datasets",
     "diagnostics",
     "errors",
