@@ -339,8 +339,9 @@ def _pilot(problem: _Problem, work: Work, plan: Plan, name: str, factor: float) 
     except NonFiniteError:
         score = math.inf
     made = {"factor": factor, "score": score if math.isfinite(score) else None}
+    work.keep(f"pilot-{name}-{factor:g}", made)
     work.report(f"{name}: step {factor:g}/L, score {score:.3g}")
-    return work.keep(f"pilot-{name}-{factor:g}", made)
+    return made
 
 
 def _one_method(problem: _Problem, work: Work, plan: Plan, name: str, reference: Reference) -> dict[str, Any]:
