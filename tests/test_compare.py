@@ -73,9 +73,8 @@ class TestRule:
 
 def test_a_comparison_finds_what_is_known(tmp_path):
     lines = []
-    found = compare.compare(
-        MODEL, PROBLEM.data, folder=tmp_path, plan=PLAN, reference=EXACT, report=lines.append
-    )
+    settings = {"folder": tmp_path, "plan": PLAN, "reference": EXACT}
+    found = compare.compare(MODEL, PROBLEM.data, report=lines.append, **settings)
     exact, point = found["methods"]["laplace"], found["methods"]["fedavg"]
     # 44 rounds of 4 chains, the second half: 88 independent draws of the exact posterior
     assert exact["curve"][-1]["error"] < 4 * np.sqrt(1.5 / 88)
@@ -125,9 +124,8 @@ def test_a_search_for_a_target_stops_there(tmp_path):
 
 @pytest.mark.slow
 def test_references_agree_with_the_exact_posterior():
-    nuts = pooled_nuts(
-        MODEL, PROBLEM.data, jnp.asarray(TARGET.mean, jnp.float32), num_warmup=200, num_draws=500
-    )
+    few = {"num_warmup": 200, "num_draws": 500}
+    nuts = pooled_nuts(MODEL, PROBLEM.data, jnp.asarray(TARGET.mean, jnp.float32), **few)
     assert nuts is not None
     run = longest_run(MODEL, PROBLEM.data, 0.05, 8000)
     for made, effective in ((nuts, 500), (run, 4 * 4000 * 0.05 / 2 * 0.5)):
