@@ -71,6 +71,7 @@ class TestRule:
             compare.Plan(**settings)
 
 
+@pytest.mark.slow
 def test_a_comparison_finds_what_is_known(tmp_path):
     lines = []
     settings = {"folder": tmp_path, "plan": PLAN, "reference": EXACT}
@@ -97,6 +98,7 @@ def test_a_comparison_finds_what_is_known(tmp_path):
         compare.compare(MODEL, PROBLEM.data, resume=True, **settings)
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_goes_on(tmp_path):
     def stop(line):
         if "step 0.1/L" in line:
@@ -114,6 +116,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
     assert errors[0] == errors[1]
 
 
+@pytest.mark.slow
 def test_a_search_for_a_target_stops_there(tmp_path):
     plan = compare.Plan(methods=("laplace", "dsgld"), target_error=0.3, budget_rounds=64, num_chains=8)
     found = compare.compare(MODEL, PROBLEM.data, folder=tmp_path, plan=plan, reference=EXACT)["methods"]
@@ -165,6 +168,7 @@ def study(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_command_prints_writes_and_draws(study):
     words = ["compare", "study.toml", "--methods", "fa-ld,laplace", "--budget-rounds", "64", "--chains", "4"]
     words += ["--reference", "longest"]

@@ -12,9 +12,10 @@ import fald
 from fald import gaussian, samplers
 from fald.client import Rows
 from fald.engines import inprocess
-from fald.errors import ConfigError, DataError, PrivacyError
+from fald.errors import ConfigError, DataError, NonFiniteError, PrivacyError
 from fald.samplers.consensus import Consensus
 from fald.samplers.de_sgld import mixing
+from fald.samplers.fald import variant
 from fald.samplers.names import METHODS, takes
 from fald.samplers.scaffold import ScaffoldI, ScaffoldII
 from helpers import deviations, draws, federation, linear_model
@@ -23,13 +24,15 @@ NUM_CHAINS = 1500
 LIMIT = 4.5
 PRIOR = 1.5
 MODEL = linear_model(PRIOR)
-PROBLEM = federation((6, 8, 12, 10), spread=2.0, prior_scale=PRIOR)
+PROBLEM = federation((6, 8, 12, 10), spread=4.0, prior_scale=PRIOR)
 H, CENTERS, SHARES = PROBLEM.energies
 TARGET = gaussian.target(*PROBLEM.energies)
 SD = np.sqrt(np.diag(TARGET.covariance))
 STEP = float(0.2 / np.linalg.eigvalsh(H).max())
 STEPS = 5
 POINTS = {"fedavg", "fedpa"}
+
+pytestmark = pytest.mark.slow
 
 
 def make(name, **changes):
@@ -95,7 +98,7 @@ class TestContract:
         tree = fald.sample(0, MODEL, PROBLEM.data, method="qlsd", step_size=STEP, **run_it)
         assert tree.attrs["method"] == "qlsd"
         for bad, match in (
-            ({"method": "qsld", "step_size": 0.1}, "qlsd"),
+            ({"method": "qlds", "step_size": 0.1}, "qlsd"),
             ({"method": "qlsd"}, "step-size"),
             ({"method": "qlsd", "step_size": -1.0}, "step-size"),
             ({"method": "qlsd", "step_size": 0.1, "local_steps": 3}, "local-steps"),
@@ -108,7 +111,7 @@ class TestContract:
             with pytest.raises(ConfigError, match=match):
                 fald.sample(0, MODEL, PROBLEM.data, **bad, **run_it)
 
-    @pytest.mark.parametrize("name", ["qlsd", "marina", "consensus", "laplace"])
+    @pytest.mark.parametrize("name", ["qlsd", "scaffold-1", "scaffold-2", "fsgld", "consensus", "laplace"])
     def test_private_runs_are_refused(self, name):
         with pytest.raises(PrivacyError, match=name):
             fald.sample(
@@ -127,29 +130,29 @@ class TestContract:
 class TestCosts:
     def test_are_those_of_the_rules(self):
         rounds, d, sizes = 10, 2, np.array([6, 8, 12, 10])
-        settings = {"num_rounds": rounds, "num_chains": 2, "num_warmup": 4, "progress": False}
+        settings = {"num_rounds": rounds, "num_chains": 3, "num_warmup": 4, "progress": False}
 
         def cost(name, **changes):
             return fald.sample(1, MODEL, PROBLEM.data, method=make(name, **changes), **settings)["cost"]
 
         ours = cost("fa-ld")
-        assert ours["bytes_up"].values.tolist() == [[rounds * 4 * d] * 4] * 2
-        assert ours["gradients"].values.tolist() == [[rounds * STEPS] * 4] * 2
+        assert ours["bytes_up"].values.tolist() == [[rounds * 4 * d] * 4] * 3
+        assert ours["gradients"].values.tolist() == [[rounds * STEPS] * 4] * 3
         np.testing.assert_array_equal(ours["row_gradients"][0], rounds * STEPS * sizes)
         np.testing.assert_array_equal(cost("fa-ld", batch_size=7)["row_gradients"][0],
                                       rounds * STEPS * np.minimum(sizes, 7))  # fmt: skip
         first = cost("scaffold-1")
         assert first["gradients"].values[0].tolist() == [rounds // 2 * (STEPS + 1)] * 4
         newton = cost("laplace")
-        assert newton["rounds"].values.tolist() == [4, 4]
+        assert newton["rounds"].values.tolist() == [4, 4, 4]
         assert newton["bytes_up"].values[0].tolist() == [4 * 4 * (1 + 2 + 3)] * 4
         once = cost("consensus", num_burn=5, num_fit=50)
-        assert once["rounds"].values.tolist() == [1, 1]
+        assert once["rounds"].values.tolist() == [1, 1, 1]
         assert once["bytes_up"].values[0].tolist() == [4 * (3 + rounds * d)] * 4
         ring = cost("de-sgld")
         assert ring["bytes_up"].values[0].tolist() == [rounds * 2 * 4 * d] * 4
         visits = cost("dsgld")
-        assert visits["bytes_up"].values.sum(1).tolist() == [rounds * 4 * d] * 2
+        assert visits["bytes_up"].values.sum(1).tolist() == [rounds * 4 * d] * 3
 
     def test_count_beyond_32_bits(self):
         from fald.engines import tally
@@ -245,7 +248,7 @@ class TestExactLaw:
         expected = consensus_law()
         sample = run(make(name, num_fit=20_000), 2, num_chains=chains)
         slack = LIMIT / np.sqrt(chains)
-        assert np.abs((sample.mean(0) - expected.mean) / SD).max() < slack + 0.02
+        assert np.abs((sample.mean(0) - expected.mean) / SD).max() < slack + 0.05
         ratio = sample.var(0) / np.diag(expected.covariance)
         assert np.abs(ratio - 1).max() < slack * np.sqrt(2) + 0.05
         hot = run(make(name, num_fit=20_000, temperature=2.0), 2, num_chains=chains)
@@ -262,23 +265,24 @@ class TestExactLaw:
         expected = consensus_law()
         model = dataclasses.replace(MODEL)  # nothing compiled before counts
         sample = run(make("consensus", num_fit=20_000), 2, num_chains=300, model=model)
-        assert np.abs((sample.mean(0) - expected.mean) / SD).max() > LIMIT / np.sqrt(300) + 0.02
+        assert np.abs((sample.mean(0) - expected.mean) / SD).max() > LIMIT / np.sqrt(300) + 0.05
         made = samplers.fit_surrogates(MODEL, PROBLEM.data)
         swapped = made._replace(precision=np.linalg.inv(made.precision))
-        assert largest(run(make("fsgld", surrogates=swapped), 60), fa_ld_law(1)) > 2 * LIMIT
+        try:
+            far = largest(run(make("fsgld", surrogates=swapped), 60), fa_ld_law(1))
+        except NonFiniteError:  # it may not even stay finite
+            far = np.inf
+        assert far > 2 * LIMIT
 
-    @pytest.mark.parametrize("name", ["scaffold-1", "qlsd", "consensus"])
+    @pytest.mark.parametrize("name", ["scaffold-1", "qlsd", "marina"])
     def test_gradients_without_the_share_are_rejected(self, name, monkeypatch):
         monkeypatch.setattr(
             inprocess, "Rows", lambda flat, offset, size, total: Rows(flat, offset, size, size)
         )
         chains = 300
-        sample = run(
-            make(name), 80 if name != "consensus" else 2, model=dataclasses.replace(MODEL), num_chains=chains
-        )
-        expected = consensus_law() if name == "consensus" else TARGET
-        off = np.abs((sample.mean(0) - expected.mean) / SD).max()
-        wide = np.abs(sample.var(0) / np.diag(expected.covariance) - 1).max()
+        sample = run(make(name), 80, model=dataclasses.replace(MODEL), num_chains=chains)
+        off = np.abs((sample.mean(0) - TARGET.mean) / SD).max()
+        wide = np.abs(sample.var(0) / np.diag(TARGET.covariance) - 1).max()
         assert max(off, wide) > 2 * LIMIT * np.sqrt(2 / chains)
 
     def test_memory_shared_between_clients_is_rejected(self):
@@ -293,7 +297,7 @@ class TestExactLaw:
                 return super().client_update(hyper, local, message, message.control)
 
         for kind, name in ((OneMemory, "scaffold-1"), (OneMemoryII, "scaffold-2")):
-            method = samplers.fald.__globals__["variant"](kind, make(name))
+            method = variant(kind, make(name))
             sample = run(method, 160)
             assert np.abs(deviations(sample, TARGET.mean, scaffold_law().covariance)[:2]).max() > 2 * LIMIT
 
@@ -302,7 +306,7 @@ class TestExactLaw:
 BOUNDS = {
     "scaffold-2": ({}, 0.0, (0.95, 1.6)),
     "vr-fald": ({"sync": 0.3, "refresh": 0.1}, 0.0, (0.95, 1.6)),
-    "qlsd": ({"levels": 8}, 0.0, (0.95, 1.4)),
+    "qlsd": ({"levels": 8}, 0.0, (0.95, 1.6)),
     "qlsd++": ({"levels": 8}, 0.0, (0.95, 1.15)),
     "marina": ({"levels": 8}, 0.0, (0.95, 1.15)),
     "elf": ({"fraction": 0.5, "step_size": STEP / 4}, 0.1, (0.9, 1.2)),

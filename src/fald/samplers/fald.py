@@ -87,9 +87,11 @@ class FALD:
 
     def without_energy(self) -> Self:
         """The same method with no energies in its uploads."""
-        if self.compressor is not None:
+        if type(self) is not FALD or self.compressor is not None:
             raise PrivacyError(
-                "privacy accounting does not cover compressed uploads", hint="run without a compressor"
+                f"there is no privacy accounting for {self.name}"
+                + ("" if self.compressor is None else " with compressed uploads"),
+                hint="use fald.samplers.fald, sgld or fedavg for a private run, without a compressor",
             )
         return replace(self, shares_energy=False)
 
