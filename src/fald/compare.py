@@ -214,7 +214,11 @@ def _compare(
             "pilot_rounds": _pilot_rounds(plan),
             **_plain(plan),
         },
-        "reference": {"name": held_against.name, "num_draws": held_against.num_draws},
+        "reference": {
+            "name": held_against.name,
+            "num_draws": held_against.num_draws,
+            "uncertainty": held_against.uncertainty,
+        },
         "num_clients": data.num_clients,
         "num_rows": data.num_rows,
         "num_parameters": model.dim,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,8 +167,9 @@ def text(document: dict[str, Any]) -> str:
         missed = [n for n, f in document["methods"].items() if "curve" in f and not f.get("reached")]
         lines.append(f"reached {target:g}: {', '.join(reached) or 'none'}")
         lines.append(f"did not reach it: {', '.join(missed) or 'none'}")
-    noise = document["reference"]["num_draws"]
-    lines.append(f"The reference itself is uncertain by about {1 / math.sqrt(noise):.2g} at best.")
+    lines.append(
+        f"Means of the reference are themselves uncertain by {document['reference']['uncertainty']:.2g}."
+    )
     lines += [f"{n} did not run: {f['refused']}" for n, f in document["methods"].items() if "refused" in f]
     lines.append(f"Figures and numbers are in {document['folder']}.")
     return "\n".join(lines)

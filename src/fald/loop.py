@@ -303,11 +303,12 @@ def step_times_curvature(problem: Problem, start: jax.Array, records: list[Recor
 
     Local steps are unstable above 2, and the result is poor long before. A chain that is unstable
     need not leave the finite numbers: a logistic energy grows only linearly, and its chains then
-    wander, mix well, and are wrong. None where clients keep their curvature or the method has no step.
+    wander, mix well, and are wrong. None where clients keep their curvature, or
+    the method has no step or takes it along the joint energy.
     """
     last = max((int(r.round[-1]) for r in records if len(r.round)), default=1)
     step = _step_at(problem, last)
-    if step is None or not shares_energy(problem):
+    if step is None or not shares_energy(problem) or not getattr(problem.method, "client_steps", True):
         return None
     mean = np.mean([r.position.mean(axis=(0, 1)) for r in records if len(r.round)], axis=0)
     took_part = np.unique(np.concatenate([r.client[r.weight > 0] for r in records]))

@@ -23,24 +23,32 @@ _CHAINS = 4
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """Means and standard deviations (d,) of the flat position, and where they come from."""
+    """Means and standard deviations (d,) of the flat position, and where they come from.
+
+    ``uncertainty`` is the standard error of the means in units of ``sd``, root mean square over parameters.
+    """
 
     name: str
     mean: np.ndarray
     sd: np.ndarray
     num_draws: int
+    uncertainty: float = 0.0
 
     @classmethod
     def from_draws(cls, name: str, draws: np.ndarray) -> Reference:
-        """From draws (count, d).
+        """From draws (chains, draws, d); chains that disagree make its means uncertain.
 
         Examples
         --------
-        >>> Reference.from_draws("made up", np.array([[0.0], [2.0]])).mean
-        array([1.])
+        >>> made = Reference.from_draws("made up", np.array([[[0.0], [2.0]], [[0.0], [2.0]]]))
+        >>> made.mean, made.uncertainty
+        (array([1.]), 0.0)
         """
         draws = np.asarray(draws, float)
-        return cls(name, draws.mean(0), draws.std(0, ddof=1), len(draws))
+        flat = draws.reshape(-1, draws.shape[-1])
+        sd = flat.std(0, ddof=1)
+        errors = draws.mean(1).std(0, ddof=1) / np.sqrt(len(draws)) / sd
+        return cls(name, flat.mean(0), sd, len(flat), float(np.sqrt(np.mean(errors**2))))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -49,12 +57,14 @@ class Reference:
             "mean": self.mean.tolist(),
             "sd": self.sd.tolist(),
             "num_draws": self.num_draws,
+            "uncertainty": self.uncertainty,
         }
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Reference:
         """From what ``to_json`` made."""
-        return cls(found["name"], np.array(found["mean"]), np.array(found["sd"]), int(found["num_draws"]))
+        arrays = np.array(found["mean"]), np.array(found["sd"])
+        return cls(found["name"], *arrays, int(found["num_draws"]), float(found["uncertainty"]))
 
 
 def flat_draws(tree: xr.DataTree) -> np.ndarray:
@@ -103,7 +113,7 @@ def pooled_nuts(
         progress_bar=False,
     )
     run.run(jax.random.key(seed), init_params=jnp.tile(start, (_CHAINS, 1)))
-    return Reference.from_draws("NUTS on the pooled rows", np.asarray(run.get_samples()))
+    return Reference.from_draws("NUTS on the pooled rows", np.asarray(run.get_samples(group_by_chain=True)))
 
 
 def longest_run(
@@ -121,6 +131,5 @@ def longest_run(
         num_chains=_CHAINS,
         progress=False,
     )
-    flat = flat_draws(tree)
     name = f"SGLD with step size {step_size:.2g}, the longest run ({num_rounds:,} rounds)"
-    return Reference.from_draws(name, flat.reshape(-1, flat.shape[2]))
+    return Reference.from_draws(name, flat_draws(tree))

@@ -175,7 +175,7 @@ class Peer:
     Subclasses name the settings that only scale numbers in ``_numbers``.
     """
 
-    step_size: float
+    step_size: float | None
     temperature: float = 1.0
     batch_size: int | None = None
     local_steps: int = 1
@@ -184,7 +184,8 @@ class Peer:
     _numbers: ClassVar[tuple[str, ...]] = ("step_size", "temperature")
 
     def __post_init__(self) -> None:
-        check_number("step-size", self.step_size, 5e-324, math.inf, "a number > 0")
+        if "step_size" in self._numbers:
+            check_number("step-size", self.step_size, 5e-324, math.inf, "a number > 0")
         check_number("temperature", self.temperature, 0, math.inf, "a number ≥ 0")
         if self.batch_size is not None:
             check_count("batch-size", self.batch_size, 1)
@@ -203,6 +204,11 @@ class Peer:
     def preparation_rounds(self) -> int:
         """None."""
         return 0
+
+    @property
+    def client_steps(self) -> bool:
+        """Whether steps of size η follow single clients' energies, whose curvature then limits η."""
+        return False
 
     def traced(self) -> dict[str, Any]:
         """The numbers that do not recompile."""

@@ -54,6 +54,11 @@ class Consensus(Peer):
     parametric: bool = False
     name: str = "consensus"
 
+    @property
+    def client_steps(self) -> bool:
+        """Local chains follow their client's energy."""
+        return True
+
     def prepare(self, model: Model, data: FederatedData) -> Self:
         """Check that the covariance can be sent and estimated."""
         check_dim(self.name, model.dim)

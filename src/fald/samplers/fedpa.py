@@ -44,6 +44,11 @@ class FedPA(Peer):
         """Always."""
         return True
 
+    @property
+    def client_steps(self) -> bool:
+        """Local chains follow their client's energy."""
+        return True
+
     def participation(self, asked: Participation | None) -> Participation:
         """Any; all clients unless asked otherwise."""
         return full() if asked is None else asked

@@ -35,7 +35,7 @@ class _State(NamedTuple):
 class Laplace(Peer):
     """The method; made by ``laplace``."""
 
-    step_size: float = 1.0
+    step_size: float | None = None
     newton_rounds: int = 20
     name: str = "laplace"
 
