@@ -187,6 +187,8 @@ def compare(
     """
     plan = Plan() if plan is None else plan
     given = reference.name if isinstance(reference, Reference) else reference
+    if not isinstance(reference, Reference) and reference not in ("auto", "nuts", "longest"):
+        raise ConfigError(f"reference must be 'auto', 'nuts' or 'longest'; got {reference!r}")
     about = {"plan": _plain(plan), "data": data.fingerprint(), "model": model.name, "reference": given}
     about["dtype"] = str(model.flat_initial_position.dtype)
     work = Work(Path(folder), about, report or (lambda _: None))
@@ -281,8 +283,6 @@ class _Problem:
 def _reference(problem: _Problem, work: Work, plan: Plan, asked: str | Reference) -> Reference:
     if isinstance(asked, Reference):
         return asked
-    if asked not in ("auto", "nuts", "longest"):
-        raise ConfigError(f"reference must be 'auto', 'nuts' or 'longest'; got {asked!r}")
     kept = work.done("reference")
     if kept is not None:
         return Reference.from_json(kept)
