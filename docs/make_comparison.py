@@ -133,15 +133,14 @@ def picture(name: str, document) -> str:
 
     body = ["<rect width='720' height='390' rx='6' fill='#ffffff'/>"]
     for axis, (low, high) in enumerate(limits):
-        for power in range(math.ceil(low), math.floor(high) + 1):
-            x, y = place(
-                (10.0**power, 10 ** limits[1][0]) if axis == 0 else (10 ** limits[0][0], 10.0**power)
-            )
-            label = size(10.0**power) if axis == 0 else f"{10.0**power:g}"
+        powers = range(math.floor(low), math.ceil(high) + 1)
+        ticks = [k * 10.0**power for power in powers for k in ((1,) if axis == 0 else (1, 2, 5))]
+        for tick in [t for t in ticks if low <= math.log10(t) <= high]:
+            x, y = place((tick, 10 ** limits[1][0]) if axis == 0 else (10 ** limits[0][0], tick))
+            label = size(tick) if axis == 0 else f"{tick:g}"
             end = (x, 40) if axis == 0 else (520, y)
-            body.append(
-                f"<line x1='{x:.0f}' y1='{y:.0f}' x2='{end[0]:.0f}' y2='{end[1]:.0f}' stroke='#dddddd'/>"
-            )
+            line = f"<line x1='{x:.0f}' y1='{y:.0f}' x2='{end[0]:.0f}' y2='{end[1]:.0f}' "
+            body.append(f"{line}stroke='#dddddd'/>")
             at = (x, 348, "middle") if axis == 0 else (54, y + 4, "end")
             body.append(f"<text x='{at[0]:.0f}' y='{at[1]:.0f}' text-anchor='{at[2]}'>{label}</text>")
     for i, (method, points) in enumerate(lines.items()):
