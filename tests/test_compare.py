@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -189,3 +191,22 @@ def test_the_command_prints_writes_and_draws(study):
     ):
         with pytest.raises(FaldError, match=match):
             CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
+
+
+def test_the_page_shows_the_stored_numbers():
+    path = Path(__file__).parents[1] / "docs" / "make_comparison.py"
+    spec = importlib.util.spec_from_file_location("make_comparison", path)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    page = made.PAGE.read_text(encoding="utf-8")
+    for name in made.PROBLEMS:
+        document = json.loads((made.STORED / f"{name}.json").read_text())
+        assert made.table(document) in page
+        drawn = (made.HERE / "images" / f"comparison-{name}.svg").read_text(encoding="utf-8")
+        assert drawn == made.picture(name, document)
+        document["methods"]["sgld"]["curve"][-1]["mean_error"] *= 2
+        assert made.table(document) not in page
+    for name in samplers.METHODS:
+        assert f"| `{name}` |" in page
