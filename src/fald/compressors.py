@@ -113,7 +113,7 @@ class QSGD(Compressor):
         return message.norm * message.levels.astype(message.norm.dtype) / self.levels
 
     def num_bytes(self, message: Quantised, dim: int) -> jax.Array:
-        """Bytes of the norm, then per level an Elias gamma code of |level| + 1, and a sign unless zero."""
+        """Bytes of the norm, then per level an Elias gamma code of its size + 1, and a sign unless zero."""
         number = (jnp.abs(message.levels) + 1).astype(jnp.uint32)
         length = 32 - jax.lax.clz(number).astype(jnp.int32)  # binary digits
         bits = jnp.sum(2 * length - 1 + (message.levels != 0))
