@@ -109,7 +109,8 @@ def run(
                 if escape is not None:
                     save()
                     kept = [_up_to(r, escape.last_good_round) for r in (*records, new)]
-                    raise _with_draws(_explain(problem, positions, escape), finished, kept)
+                    # without costs: those of the rounds before the escape depend on where chunks end
+                    raise _with_draws(_explain(problem, positions, escape), build, kept)
                 # in this order an interruption between the two lines cannot lose draws
                 records.append(new)
                 state = after
