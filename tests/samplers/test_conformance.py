@@ -154,6 +154,16 @@ class TestCosts:
         visits = cost("dsgld")
         assert visits["bytes_up"].values.sum(1).tolist() == [rounds * 4 * d] * 3
 
+    @pytest.mark.parametrize("name", ["qlsd", "fa-ld"])
+    def test_only_participants_pay(self, name):
+        scheme = fald.without_replacement(2, allow_unequal=True)
+        settings = {"num_rounds": 10, "num_chains": 3, "participation": scheme, "progress": False}
+        tree = fald.sample(1, MODEL, PROBLEM.data, method=make(name), **settings)
+        steps = 1 if name == "qlsd" else STEPS
+        took_part = (tree["sample_stats"]["participant"].values[..., None] == np.arange(4)).sum((1, 2))
+        np.testing.assert_array_equal(tree["cost"]["gradients"], steps * took_part)
+        assert tree["cost"]["rounds"].values.tolist() == [10] * 3
+
     def test_count_beyond_32_bits(self):
         from fald.engines import tally
         from fald.participation import Drawn

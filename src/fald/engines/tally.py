@@ -28,25 +28,32 @@ def start(
     zeros = jnp.zeros((num_clients, num_chains), jnp.uint32)
     if method.fixed_cost(dim) is None:
         return Spent(*[(zeros, zeros) for _ in Spent._fields])
-    return () if participation.scheme == "full" else (zeros, zeros)
+    return () if participation.scheme == "full" else zeros
 
 
 def count(tally: PyTree, drawn: Drawn, spent: Any, num_clients: int) -> PyTree:
     """Add one round: ``spent`` (slots, chains) of the uploads, or 1 for every participant."""
-    if tally == ():
-        return tally
     if not isinstance(tally, Spent):
-        return _add(tally, jnp.ones_like(drawn.client.T), drawn, num_clients)
+        if isinstance(tally, tuple):
+            return tally
+        return tally.at[_places(drawn, num_clients)].add(1, mode="drop")
     each = Spent(*[jnp.broadcast_to(jnp.asarray(part), drawn.client.T.shape) for part in spent])
     return Spent(*[_add(sums, part, drawn, num_clients) for sums, part in zip(tally, each)])
 
 
 def _add(sums: tuple[jax.Array, jax.Array], amount: jax.Array, drawn: Drawn, num_clients: int):
     low, high = sums
-    chains = jnp.arange(low.shape[1])
+    place = _places(drawn, num_clients)
+    before = low.at[place].get(mode="fill", fill_value=0)
+    after = before + amount.astype(jnp.uint32)
+    carry = (after < before).astype(jnp.uint32)
+    return low.at[place].set(after, mode="drop"), high.at[place].add(carry, mode="drop")
+
+
+def _places(drawn: Drawn, num_clients: int) -> tuple[jax.Array, jax.Array]:
+    """(slots, chains) clients, out of range for empty slots, and chains: only participants are touched."""
     target = jnp.where(drawn.weight > 0, drawn.client, num_clients).T
-    grown = low.at[target, chains[None, :]].add(amount.astype(jnp.uint32), mode="drop")
-    return grown, high + (grown < low)
+    return target, jnp.broadcast_to(jnp.arange(target.shape[1]), target.shape)
 
 
 def totals(problem: Problem, tally: PyTree, rounds: int) -> dict[str, np.ndarray]:
@@ -60,7 +67,8 @@ def totals(problem: Problem, tally: PyTree, rounds: int) -> dict[str, np.ndarray
     if fixed is None:
         spent = Spent(*[_whole(sums) for sums in tally])
     else:
-        times = np.full(shape, rounds, np.int64) if tally == () else _whole(tally)
+        all_present = isinstance(tally, tuple)
+        times = np.full(shape, rounds, np.int64) if all_present else np.asarray(tally, np.int64).T
         spent = Spent(*[times * part for part in fixed])
     waited = spent.exchanges.max(1) if problem.participation.scheme == "full" else np.full(shape[0], rounds)
     spent = Spent(*[sums + part for sums, part in zip(spent, method.setup_cost(dim))])
