@@ -40,8 +40,11 @@ def test_a_study_without_settings_is_fitted_with_a_verdict(fitted):
     assert run("privacy", "--run", "runs/study", cwd=fitted).startswith("No privacy")
 
 
+TOO_LITTLE = ("--set", "max-rounds=3", "--set", "accuracy=0.005")
+
+
 def test_a_verdict_that_says_no_is_loud(fitted):
-    out = run("run", "study.toml", "-q", "--set", "max-rounds=3", "--set", "accuracy=0.005", cwd=fitted)
+    out = run("run", "study.toml", "-q", "--set", "method=importance", *TOO_LITTLE, cwd=fitted)
     assert "NOT REACHED" in out
     assert "What to do:" in out
     assert "not reached" in run("diagnose", "runs/study", "--strict", cwd=fitted, code=5)

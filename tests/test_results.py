@@ -41,7 +41,7 @@ def tree():
 
 
 def test_groups_dimensions_and_names(tree):
-    assert set(tree.children) == {"posterior", "sample_stats", "constant_data"}
+    assert set(tree.children) == {"posterior", "sample_stats", "constant_data", "cost"}
     posterior, stats, constant = (tree[g] for g in ("posterior", "sample_stats", "constant_data"))
     assert posterior["coefficient"].dims == ("chain", "draw", "feature")
     assert posterior["coefficient"].shape == (4, 50, 2)

@@ -5,6 +5,8 @@ by federated averaging Langevin dynamics, ``fald.summary`` says what it found.
 """
 
 from fald import (
+    compare,
+    compressors,
     datasets,
     diagnostics,
     errors,
@@ -38,6 +40,8 @@ __all__ = [
     "Model",
     "Participation",
     "__version__",
+    "compare",
+    "compressors",
     "datasets",
     "diagnostics",
     "errors",

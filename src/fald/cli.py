@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import jax
 import typer
 
-from fald import commands, diagnostics, fit_report, plan_report, privacy_commands, tables
+from fald import commands, compare_report, diagnostics, fit_report, plan_report, privacy_commands, tables
 from fald.checkpoint import write_atomically
 from fald.datasets import load_bundled_study
 from fald.errors import ConfigError, DataError, ExitCode, FaldError
@@ -314,6 +314,48 @@ def reproduce(
         print(json.dumps({"folder": str(out), "panels": records}, indent=1, ensure_ascii=False))
     else:
         print(runner.closing(records))
+
+
+@app.command()
+def compare(
+    study: Annotated[Path, typer.Argument(help="Study file (TOML).", show_default=False)],
+    methods: Annotated[
+        str | None, typer.Option(help="Names with commas between (default: all).", show_default=False)
+    ] = None,
+    budget_rounds: Annotated[
+        int | None, typer.Option(help="Rounds for every method (default: 2000).", show_default=False)
+    ] = None,
+    target_error: Annotated[
+        float | None, typer.Option(help="Run each until its error is this small.", show_default=False)
+    ] = None,
+    chains: Annotated[int, typer.Option(help="Chains of every run.")] = 8,
+    reference: Annotated[
+        str, typer.Option(help="nuts, longest, or auto: nuts if NumPyro is installed.")
+    ] = "auto",
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder (default: comparisons/STUDY).", show_default=False)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a comparison.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare methods on a study: error against rounds, bytes and seconds.
+
+    Example: fald compare study.toml --methods fa-ld,sgld,laplace --budget-rounds 1000
+    """
+    document = compare_report.run(
+        load_study(study, settings or []),
+        out or Path("comparisons") / study.stem,
+        methods=methods,
+        budget_rounds=budget_rounds,
+        target_error=target_error,
+        num_chains=chains,
+        reference=reference,
+        resume=resume,
+        report=None if quiet else lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print(json.dumps(document, indent=1) if as_json else compare_report.text(document))
 
 
 @app.command()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from fald.gradients import Batch, all_rows, energy_fn, gradient_fn, random_rows
 from fald.keys import Stream, client_key, stream_key
@@ -40,6 +41,18 @@ class Local(NamedTuple):
         Noise keys: equal at all clients, and this client's own.
     first_step
         Local steps done in all rounds before this one.
+    full_grad, hessian
+        ``position -> ∇f^c`` and ``-> ∇²f^c`` on all rows, whatever the batch.
+    prior_grad
+        ``position -> −∇log π0``, which every ∇f^c contains in full.
+    choice_key
+        This client's key for what else a method draws, such as the rounding of a compressor.
+    client, num_clients, round
+        Index of this client, N, and the index of this round.
+    chance
+        E[w_c]; w_c/chance weighs an upload so that sums over participants are unbiased for sums over all.
+    always
+        Static: whether every client takes part in every round.
     """
 
     energy: Callable
@@ -49,6 +62,15 @@ class Local(NamedTuple):
     shared_key: jax.Array
     own_key: jax.Array
     first_step: jax.Array
+    full_grad: Callable
+    hessian: Callable
+    prior_grad: Callable
+    choice_key: jax.Array
+    client: jax.Array
+    num_clients: int
+    round: jax.Array
+    chance: jax.Array
+    always: bool
 
 
 def local(
@@ -63,6 +85,10 @@ def local(
     batch_size: int | None,
     whole: Batch | None,
     clip_norm=None,
+    *,
+    all_rows_fn: Callable[[], Batch],
+    num_clients: int,
+    scheme: str = "full",
 ) -> Local:
     """Put together one client's view of one round.
 
@@ -85,6 +111,10 @@ def local(
         The client's rows from ``whole_client``, when ``batch_size`` is None.
     clip_norm
         Norm to which each row's gradient is cut, or None.
+    all_rows_fn
+        Takes the client's rows out of the flat storage, for methods that look at all of them now and then.
+    num_clients, scheme
+        N, and how participants are chosen.
     """
     energy = energy_fn(model, rows.total)
     gradient = gradient_fn(model, rows.total, clip_norm)
@@ -96,14 +126,24 @@ def local(
         assert batch_size is not None
         return random_rows(batch_key, step, rows.flat, rows.offset, rows.size, batch_size)
 
+    share = rows.size.astype(weight.dtype) / rows.total.astype(weight.dtype)
     return Local(
         energy=lambda theta, step: energy(theta, batch(step)),
         grad=lambda theta, step: gradient(theta, batch(step)),
-        share=rows.size.astype(weight.dtype) / rows.total.astype(weight.dtype),
+        share=share,
         weight=weight,
         shared_key=stream_key(chain_key, round_index, Stream.SHARED_NOISE),
         own_key=client_key(stream_key(secret_key, round_index, Stream.CLIENT_NOISE), client),
         first_step=round_index * local_steps,
+        full_grad=lambda theta: gradient(theta, all_rows_fn()),
+        hessian=lambda theta: jax.hessian(energy)(theta, all_rows_fn()),
+        prior_grad=jax.grad(lambda theta: -model.flat_logprior(theta)),
+        choice_key=client_key(stream_key(secret_key, round_index, Stream.CLIENT_CHOICE), client),
+        client=client,
+        num_clients=num_clients,
+        round=round_index,
+        chance=jnp.full_like(share, 1 / num_clients) if scheme == "without-replacement" else share,
+        always=scheme == "full",
     )
 
 

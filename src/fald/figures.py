@@ -48,7 +48,11 @@ def write_lines(
         )
     figure = go.Figure()
     for i, (name, (xs, ys)) in enumerate(series.items()):
-        line = {"color": _COLOURS[i % len(_COLOURS)], "dash": _DASHES[i % len(_DASHES)], "width": 2.5}
+        line = {
+            "color": _COLOURS[i % len(_COLOURS)],
+            "dash": _DASHES[(i + i // len(_COLOURS)) % len(_DASHES)],
+            "width": 2.5,
+        }
         figure.add_trace(go.Scatter(x=list(xs), y=list(ys), name=name, mode="lines", line=line))
     if level is not None:
         # a line of its own: plotly misplaces the text of a marked level on a logarithmic axis

@@ -29,7 +29,7 @@ from fald.planner import Goal, plan
 from fald.prepare import MAX_DIM
 from fald.privacy.guard import Protection
 from fald.results import draws_by_row, posterior_groups, reported, site_sizes
-from fald.samplers.fald import check_count
+from fald.samplers.base import check_count
 from fald.sampling import as_key, check_model, density_probe, sample
 from fald.threads import one_thread
 from fald.version import __version__

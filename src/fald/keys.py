@@ -28,6 +28,8 @@ class Stream(enum.IntEnum):
     CLIENT_NOISE = 2
     BATCH = 3
     CHAIN = 4
+    CLIENT_CHOICE = 5
+    SERVER_CHOICE = 6
 
 
 def key_words(key: jax.Array) -> jax.Array:
@@ -95,6 +97,13 @@ def integers(key: jax.Array, step, count: int, span) -> jax.Array:
     cross_a = (word >> 16) * (span & mask) + (low >> 16)
     cross_b = (word & mask) * (span >> 16) + (cross_a & mask)
     return ((word >> 16) * (span >> 16) + (cross_a >> 16) + (cross_b >> 16)).astype(jnp.int32)
+
+
+def uniforms(key: jax.Array, step, count: int) -> jax.Array:
+    """(count,) numbers uniform on the multiples of 2⁻²⁴ in [0, 1), exact in float32."""
+    first, second = words(key, step, (count + 1) // 2)
+    word = jnp.concatenate([first, second])[:count]
+    return (word >> 8).astype(jnp.zeros(()).dtype) * 2.0**-24
 
 
 def normals(key: jax.Array, step, count: int) -> jax.Array:

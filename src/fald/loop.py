@@ -51,8 +51,8 @@ def run(
     progress
         Whether to report on standard error.
     build
-        Turns kept draws (and the privacy guard, if any) into the result; also used for the draws kept
-        by a run that fails.
+        Turns kept draws, costs (and the privacy guard, if any) into the result; also used for the draws
+        kept by a run that fails.
     privacy
         What a private run asked for.
 
@@ -75,6 +75,10 @@ def run(
         guard.rounds_begun = state.round
         num_rounds = guard.num_rounds
         build = functools.partial(build, guard=guard)
+
+    def finished(records: list[Records]) -> Any:
+        return build(records, costs=engine.costs(problem, state))
+
     saved_at = time.monotonic()
 
     def save() -> None:
@@ -83,7 +87,7 @@ def run(
             try:
                 store.save(state, records)
             except StorageError as error:
-                raise _with_draws(error, build, records) from error
+                raise _with_draws(error, finished, records) from error
         saved_at = time.monotonic()
 
     chunk = 1
@@ -105,6 +109,7 @@ def run(
                 if escape is not None:
                     save()
                     kept = [_up_to(r, escape.last_good_round) for r in (*records, new)]
+                    # without costs: those of the rounds before the escape depend on where chunks end
                     raise _with_draws(_explain(problem, positions, escape), build, kept)
                 # in this order an interruption between the two lines cannot lose draws
                 records.append(new)
@@ -123,10 +128,10 @@ def run(
             f"interrupted after round {state.round} of {num_rounds}",
             hint="resume to go on from here" if store else "give a checkpoint to be able to resume",
         )
-        raise _with_draws(error, build, records) from None
+        raise _with_draws(error, finished, records) from None
     if guard is not None and num_rounds < asked:
-        raise _with_draws(guard.exceeded(asked), build, records)
-    return build(records)
+        raise _with_draws(guard.exceeded(asked), finished, records)
+    return finished(records)
 
 
 def _resume(
@@ -299,11 +304,12 @@ def step_times_curvature(problem: Problem, start: jax.Array, records: list[Recor
 
     Local steps are unstable above 2, and the result is poor long before. A chain that is unstable
     need not leave the finite numbers: a logistic energy grows only linearly, and its chains then
-    wander, mix well, and are wrong. None where clients keep their curvature or the method has no step.
+    wander, mix well, and are wrong. None where clients keep their curvature, or
+    the method has no step or takes it along the joint energy.
     """
     last = max((int(r.round[-1]) for r in records if len(r.round)), default=1)
     step = _step_at(problem, last)
-    if step is None or not shares_energy(problem):
+    if step is None or not shares_energy(problem) or not getattr(problem.method, "client_steps", True):
         return None
     mean = np.mean([r.position.mean(axis=(0, 1)) for r in records if len(r.round)], axis=0)
     took_part = np.unique(np.concatenate([r.client[r.weight > 0] for r in records]))

@@ -302,7 +302,7 @@ def write_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
         before = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"cannot read {path}: {error}") from error
-    if "fit" in tomllib.loads(before):
+    if re.search(r"^\s*\[\s*fit\s*\]", before, re.MULTILINE):
         raise ConfigError(
             f"{path} has a [fit] section, and a study is either fitted or sampled",
             hint="remove [fit] to use plain FA-LD with the planned settings",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 
 def build_tree(
-    problem: Problem, records: list[Records], settings: dict[str, Any], guard: Guard | None = None
+    problem: Problem,
+    records: list[Records],
+    settings: dict[str, Any],
+    guard: Guard | None = None,
+    costs: Mapping[str, np.ndarray] | None = None,
 ) -> xr.DataTree:
     """Collect kept draws into the result tree; ``guard`` adds the privacy of a private run."""
     import xarray as xr
@@ -46,6 +50,10 @@ def build_tree(
         stats["epsilon"] = (["draw"], np.array([guard.epsilon(int(r)) for r in joined.round]))
     groups["sample_stats"] = xr.Dataset(stats, base)
     groups["constant_data"] = site_sizes(data.names, data.sizes)
+    if costs is not None:
+        dims = (["chain"], ["chain", "client"])
+        spent = {name: (dims[np.ndim(value) - 1], value) for name, value in costs.items()}
+        groups["cost"] = xr.Dataset(spent, {"chain": base["chain"], "client": list(data.names)})
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = {
         "inference_library": "fald",
@@ -165,7 +173,7 @@ def require_posterior(tree: xr.DataTree) -> xr.DataTree:
     if tree.attrs.get("point_estimate"):
         raise DataError(
             f"{tree.attrs.get('method')} gives a point estimate; its iterates are not draws from a posterior",
-            hint="use a temperature > 0 for intervals",
+            hint="use a temperature > 0, or a method that samples, for intervals",
         )
     return tree
 

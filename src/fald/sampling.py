@@ -21,11 +21,12 @@ from fald.engines.inprocess import InProcess
 from fald.errors import ConfigError, DataError
 from fald.models.base import Model
 from fald.noise import NoiseScale
-from fald.participation import Participation, full
+from fald.participation import Participation
 from fald.privacy.guard import Guard, Protection, secret_words
 from fald.results import build_tree
-from fald.samplers.base import Method
-from fald.samplers.fald import check_count, fald
+from fald.samplers.base import Method, check_count
+from fald.samplers.fald import fald
+from fald.samplers.names import by_name
 from fald.types import Position, StepSize, as_floats, float_dtype
 from fald.version import __version__
 
@@ -51,7 +52,7 @@ def sample(
     num_warmup: int = 0,
     thinning: int = 1,
     initial_position: Position | None = None,
-    method: Method | None = None,
+    method: Method | str | None = None,
     privacy: Protection | None = None,
     engine: Engine | None = None,
     progress: bool = True,
@@ -99,6 +100,7 @@ def sample(
     method
         A method from ``fald.samplers`` instead of FA-LD; then ``local_steps``, ``step_size``,
         ``temperature``, ``correlation``, ``noise``, ``batch_size`` and ``clip_norm`` are the method's own.
+        Or its name, such as ``"qlsd"``, which takes those of them that it has.
     privacy
         ``fald.privacy.Protection``: account for the run, stop it within a budget, draw client noise
         from entropy. Each chain counts.
@@ -139,24 +141,16 @@ def sample(
     >>> dict(tree["posterior"].sizes)
     {'chain': 4, 'draw': 100, 'location_dim_0': 1}
     """
-    if method is None:
-        if local_steps is None or step_size is None:
-            raise ConfigError(
-                "local-steps and step-size are needed", hint="or pass a method from fald.samplers"
-            )
-        method = fald(
-            local_steps=local_steps,
-            step_size=step_size,
-            temperature=temperature,
-            correlation=correlation,
-            noise=noise,
-            batch_size=batch_size,
-            clip_norm=clip_norm,
-        )
-    elif (local_steps, step_size, temperature, correlation, noise, batch_size, clip_norm) != (
-        None, None, 1.0, 0.0, "realised", None, None,
-    ):  # fmt: skip
-        raise ConfigError("settings of the method belong into the method", hint="remove them from sample()")
+    method = _method(
+        method,
+        local_steps=(local_steps, None),
+        step_size=(step_size, None),
+        temperature=(temperature, 1.0),
+        correlation=(correlation, 0.0),
+        noise=(noise, "realised"),
+        batch_size=(batch_size, None),
+        clip_norm=(clip_norm, None),
+    )
     num_rounds = check_count("num-rounds", num_rounds, 1)
     num_chains = check_count("num-chains", num_chains, 1)
     num_warmup = check_count("num-warmup", num_warmup, 0)
@@ -170,16 +164,23 @@ def sample(
             f"no draw would be kept: {num_rounds} rounds, {num_warmup} of them warm-up, thinning {thinning}",
             hint="ask for more rounds or less warm-up",
         )
-    participation = full() if participation is None else participation
-    if not isinstance(participation, Participation):
+    if not (participation is None or isinstance(participation, Participation)):
         raise ConfigError(
             f"participation must be fald.full(), with_replacement(S) or without_replacement(S); "
             f"got {participation!r}"
         )
+    if num_warmup < method.preparation_rounds:
+        raise ConfigError(
+            f"{method.name} makes no draws in its first {method.preparation_rounds} rounds; "
+            f"got num-warmup {num_warmup}",
+            hint=f"set num-warmup to at least {method.preparation_rounds}",
+        )
+    participation = method.participation(participation)
     participation.check(data.sizes)
     _check_schedule(method, num_rounds)
     key, seed = as_key(rng_key)
     check_model(model, data)
+    method = method.prepare(model, data)
     positions = _start(model, initial_position, num_chains)
     secret = None
     if privacy is not None:
@@ -204,8 +205,8 @@ def sample(
         raise ConfigError(f"checkpoint must be a folder or a fald.Checkpoint; got {checkpoint!r}")
     description = {} if checkpoint is None else _description(problem, settings, positions)
 
-    def build(records: list[Records], guard: Guard | None = None):
-        tree = build_tree(problem, records, {**settings, "num_rounds": num_rounds}, guard)
+    def build(records: list[Records], guard: Guard | None = None, costs: Any = None):
+        tree = build_tree(problem, records, {**settings, "num_rounds": num_rounds}, guard, costs)
         unstable = loop.step_times_curvature(problem, positions[0], records)
         if unstable is not None:
             tree.attrs["step_times_curvature"] = unstable
@@ -222,6 +223,22 @@ def sample(
         build=build,
         privacy=privacy,
     )
+
+
+def _method(method: Method | str | None, **settings: tuple[Any, Any]) -> Method:
+    """The method of a run; ``settings`` are what ``sample`` was given and its defaults."""
+    given = {name: value for name, (value, default) in settings.items() if value != default}
+    if isinstance(method, str):
+        return by_name(method, **given)
+    if method is None:
+        if not {"local_steps", "step_size"} <= set(given):
+            raise ConfigError(
+                "local-steps and step-size are needed", hint="or pass a method from fald.samplers"
+            )
+        return fald(**given)
+    if given:
+        raise ConfigError("settings of the method belong into the method", hint="remove them from sample()")
+    return method
 
 
 def _description(problem: Problem, settings: dict[str, Any], positions: jax.Array) -> dict[str, Any]:

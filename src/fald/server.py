@@ -2,8 +2,41 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+
+from fald.keys import normals
+
+
+class Server(NamedTuple):
+    """What a method may use at the server in one round of one chain.
+
+    Attributes
+    ----------
+    noise_key
+        Key of the noise that all clients share, so that noise added here equals noise of correlation 1.
+    choice_key
+        Key of what else the server draws.
+    round
+        Index of this round.
+    """
+
+    noise_key: jax.Array
+    choice_key: jax.Array
+    round: jax.Array
+
+
+def diffusion(server: Server, dim: int, step_size, temperature) -> jax.Array:
+    """√(2ητ) ξ, the noise of one Langevin step that the server adds."""
+    return jnp.sqrt(2 * step_size * temperature) * normals(server.noise_key, 0, dim)
+
+
+def total(extras: jax.Array, weights: jax.Array) -> jax.Array:
+    """Sum over the slots that took part; ``extras`` (slots, …)."""
+    active = (weights > 0).reshape(-1, *[1] * (extras.ndim - 1))
+    return jnp.sum(jnp.where(active, extras, 0), axis=0)
 
 
 def average(positions: jax.Array, weights: jax.Array) -> jax.Array:

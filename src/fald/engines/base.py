@@ -89,6 +89,10 @@ class Engine(Protocol):
         """Run rounds; return the new state, the kept draws and the latest mean energy."""
         ...
 
+    def costs(self, problem: Problem, state: RunState) -> dict[str, np.ndarray]:
+        """What the rounds so far have cost: ``rounds`` (chains,), and (chains, clients) for each client."""
+        ...
+
     def locate(self, problem: Problem, state: RunState, num_rounds: int) -> Failure:
         """Replay rounds that ended non-finite and find the first offender."""
         ...

@@ -17,6 +17,7 @@ import numpy as np
 
 from fald.client import Rows, local, whole_client
 from fald.data import FederatedData
+from fald.engines import tally
 from fald.engines.base import Failure, Problem, Records, RunState
 from fald.errors import ConfigError
 from fald.gradients import Split
@@ -24,7 +25,7 @@ from fald.keys import Stream, chain_key, stream_key
 from fald.models.base import Model
 from fald.participation import Participation, draw, num_slots
 from fald.samplers.base import Method
-from fald.server import drift
+from fald.server import Server, drift
 from fald.types import PyTree, float_dtype
 
 _MAX_SIZE_CLASSES = 8
@@ -34,6 +35,7 @@ _GATHER_BYTES = 16 * 2**20
 _WORK_AT_ONCE = 2**15
 _IN_PLACE_BYTES = 64 * 2**20
 _BOUNDARY = 64
+_SERVER_STREAMS = (Stream.SHARED_NOISE, Stream.SERVER_CHOICE)
 
 
 class SizeClass(NamedTuple):
@@ -112,7 +114,18 @@ class InProcess:
         memory = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (problem.data.num_clients, *leaf.shape)), memory
         )
-        return RunState(0, server, memory)
+        counters = tally.start(
+            problem.method,
+            problem.participation,
+            problem.model.dim,
+            problem.data.num_clients,
+            problem.num_chains,
+        )
+        return RunState(0, server, (memory, counters))
+
+    def costs(self, problem: Problem, state: RunState) -> dict[str, np.ndarray]:
+        """What the rounds so far have cost each client of each chain."""
+        return tally.totals(problem, state.memory[1], state.round)
 
     def most_rounds(self, problem: Problem, state: RunState) -> int:
         """Rounds until the draw buffer of one call is full."""
@@ -222,14 +235,16 @@ def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Table
     data, method = problem.data, problem.method
     sizes = data.sizes
     random = problem.participation.scheme != "full"
-    if method.batch_size is not None:
+    batches_only = method.batch_size is not None and not method.needs_all_rows
+    if batches_only:
+        assert method.batch_size is not None
         rows_at_once = min(method.batch_size, int(sizes.max()))
         class_of, classes = np.zeros(len(sizes), int), [SizeClass(0, False, len(sizes))]
     else:
         rows_at_once = int(sizes.max())
         class_of, classes = size_classes(sizes, capacities)
     together = problem.num_chains * rows_at_once * _row_bytes(data) <= _GATHER_BYTES
-    if random and together and method.batch_size is None:
+    if random and together and not batches_only:
         # chains at different clients side by side need one common length
         cap = int(sizes.max())
         class_of, classes = (
@@ -282,6 +297,10 @@ def _compile(
         def update(prepared, keys, client, weight, message, memory):
             rows, whole = prepared
             public, secret = keys
+
+            def all_rows_fn():
+                return whole_client(rows, size_class.capacity, size_class.exact) if whole is None else whole
+
             view = local(
                 model,
                 rows,
@@ -294,6 +313,9 @@ def _compile(
                 method.batch_size,
                 whole,
                 hyper.get("clip_norm"),
+                all_rows_fn=all_rows_fn,
+                num_clients=num_clients,
+                scheme=participation.scheme,
             )
             return method.client_update(hyper, view, message, memory)
 
@@ -367,9 +389,16 @@ def _compile(
         )(keys[1])
         messages = jax.vmap(method.broadcast)(server)
         visit = everyone if participation.scheme == "full" else drawn_only
+        memory, counters = memory
         uploads, memory = visit(tables, hyper, keys, round_index, drawn, messages, memory)
-        server = jax.vmap(method.server_update, in_axes=(None, 0, 1, 0))(hyper, server, uploads, drawn.weight)
-        return server, memory, uploads, drawn
+        counters = tally.count(counters, drawn, uploads.spent, num_clients)
+
+        def update(state, own_uploads, weight, public):
+            view = Server(*[stream_key(public, round_index, s) for s in _SERVER_STREAMS], round=round_index)
+            return method.server_update(hyper, state, own_uploads, weight, view)
+
+        server = jax.vmap(update, in_axes=(0, 1, 0, 0))(server, uploads, drawn.weight, keys[0])
+        return server, (memory, counters), uploads, drawn
 
     def run(tables, hyper, roots, server, memory, first_round, num_rounds, num_warmup, thinning):
         real = jnp.dtype(dtype)

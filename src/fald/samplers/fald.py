@@ -11,37 +11,22 @@ Convergence of Federated Averaging Langevin Dynamics", arXiv:2112.05120.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, is_dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from fald import server
 from fald.client import Local
-from fald.errors import ConfigError
+from fald.compressors import Compressor, send
+from fald.data import FederatedData
+from fald.errors import ConfigError, PrivacyError
+from fald.models.base import Model
 from fald.noise import NoiseScale, injected, own_variance
-from fald.samplers.base import Upload
-from fald.types import StepSize
-
-
-def _check_number(name: str, value: Any, low: float, high: float, rule: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{name} must be {rule}; got {value!r}")
-    if not low <= value <= high:
-        raise ConfigError(f"{name} must be {rule}; got {value!r}")
-    return float(value)
-
-
-def check_count(name: str, value: Any, least: int) -> int:
-    """Return ``value`` as an int ≥ ``least``, or raise ``ConfigError`` naming it."""
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = None
-    if number is None or isinstance(value, bool) or number != value or number < least:
-        raise ConfigError(f"{name} must be a whole number ≥ {least}; got {value!r}")
-    return number
+from fald.participation import Participation, full
+from fald.samplers.base import Spent, Upload, check_count, check_number, numbers_as_bytes
+from fald.server import Server, average
+from fald.types import PyTree, StepSize
 
 
 @dataclass(frozen=True)
@@ -57,11 +42,22 @@ class FALD:
     clip_norm: float | None = None
     name: str = "fa-ld"
     shares_energy: bool = True
+    compressor: Compressor | None = None
 
     @property
     def point_estimate(self) -> bool:
         """True at temperature 0: the iterates are those of an optimiser."""
         return self.temperature == 0
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """No: batches are enough."""
+        return False
+
+    @property
+    def preparation_rounds(self) -> int:
+        """None."""
+        return 0
 
     def traced(self) -> dict[str, Any]:
         """K, τ, ρ and a constant η: changing them does not recompile."""
@@ -76,7 +72,7 @@ class FALD:
             numbers["clip_norm"] = jnp.asarray(self.clip_norm, jnp.zeros(()).dtype)
         return numbers
 
-    def skeleton(self) -> FALD:
+    def skeleton(self) -> Self:
         """Keep what shapes the computation: which noises are drawn, the schedule, the batch."""
         correlation = self.correlation if self.correlation in (0, 1) else 0.5
         return replace(
@@ -89,8 +85,14 @@ class FALD:
             name="",
         )
 
-    def without_energy(self) -> FALD:
+    def without_energy(self) -> Self:
         """The same method with no energies in its uploads."""
+        if type(self) is not FALD or self.compressor is not None:
+            raise PrivacyError(
+                f"there is no privacy accounting for {self.name}"
+                + ("" if self.compressor is None else " with compressed uploads"),
+                hint="use fald.samplers.fald, sgld or fedavg for a private run, without a compressor",
+            )
         return replace(self, shares_energy=False)
 
     def settings(self) -> dict[str, Any]:
@@ -107,26 +109,56 @@ class FALD:
             "noise": self.noise,
             "batch_size": self.batch_size,
             "clip_norm": self.clip_norm,
+            **({} if self.compressor is None else {"compressor": self.compressor.settings()}),
         }
 
-    def init_server(self, position: jax.Array) -> jax.Array:
+    def participation(self, asked: Participation | None) -> Participation:
+        """Any; all clients unless asked otherwise."""
+        return full() if asked is None else asked
+
+    def prepare(self, model: Model, data: FederatedData) -> Self:
+        """Nothing to fit."""
+        return self
+
+    def fixed_cost(self, dim: int) -> Spent | None:
+        """A position each way and K gradients; None with a compressor, whose bytes vary."""
+        if self.compressor is not None:
+            return None
+        return Spent(1, numbers_as_bytes(dim), numbers_as_bytes(dim), self.local_steps)
+
+    def setup_cost(self, dim: int) -> Spent:
+        """Nothing."""
+        return Spent()
+
+    def init_server(self, position: jax.Array) -> PyTree:
         """The state is the position."""
         return position
 
-    def init_client(self, position: jax.Array) -> tuple[()]:
+    def init_client(self, position: jax.Array) -> PyTree:
         """Clients keep nothing between rounds."""
         return ()
 
-    def broadcast(self, state: jax.Array) -> jax.Array:
+    def broadcast(self, state: PyTree) -> PyTree:
         """The position travels."""
         return state
 
-    def position(self, state: jax.Array) -> jax.Array:
+    def position(self, state: PyTree) -> jax.Array:
         """The position is the draw."""
         return state
 
-    def client_update(self, hyper, local: Local, message: jax.Array, memory: tuple[()]):
+    def client_update(self, hyper, local: Local, message: PyTree, memory: PyTree):
         """K local steps from the broadcast position."""
+        theta = self.steps(hyper, local, message)
+        # an energy is an exact number about the client's rows, so a private client keeps it
+        energy = local.energy(message, 0) if self.shares_energy else jnp.zeros((), message.dtype)
+        if self.compressor is None:
+            return Upload(theta, energy), memory
+        change, sent = send(self.compressor, local.choice_key, theta - message)
+        spent = Spent(1, sent, numbers_as_bytes(message.shape[0]), hyper["local_steps"])
+        return Upload(message + change, energy, spent=spent), memory
+
+    def steps(self, hyper, local: Local, start: jax.Array) -> jax.Array:
+        """Where K local steps from ``start`` end."""
         variance = own_variance(self.noise, local.share, local.weight)
 
         def step(k, theta):
@@ -145,16 +177,30 @@ class FALD:
                     uses_shared=self.correlation > 0,
                     uses_own=self.correlation < 1,
                 )
-            return theta.astype(message.dtype)
+            return theta.astype(start.dtype)
 
-        theta = jax.lax.fori_loop(0, hyper["local_steps"], step, message)
-        # an energy is an exact number about the client's rows, so a private client keeps it
-        energy = local.energy(message, 0) if self.shares_energy else jnp.zeros((), message.dtype)
-        return Upload(theta, energy), memory
+        return jax.lax.fori_loop(0, hyper["local_steps"], step, start)
 
-    def server_update(self, hyper, state: jax.Array, uploads: Upload, weights: jax.Array) -> jax.Array:
+    def server_update(
+        self, hyper, state: PyTree, uploads: Upload, weights: jax.Array, server: Server
+    ) -> PyTree:
         """The weighted average of the uploads."""
-        return server.average(uploads.position, weights)
+        return average(uploads.position, weights)
+
+
+Kind = TypeVar("Kind", bound=FALD)
+
+
+def variant(kind: type[Kind], made: FALD, **changes: Any) -> Kind:
+    """A method of another kind with the checked settings of ``made``."""
+    return kind(**{**{f.name: getattr(made, f.name) for f in fields(made)}, **changes})
+
+
+def check_compressor(compressor: Any) -> Compressor | None:
+    """Return a compressor or None, or raise ``ConfigError``."""
+    if compressor is None or isinstance(compressor, Compressor):
+        return compressor
+    raise ConfigError(f"compressor must come from fald.compressors; got {compressor!r}", hint="qsgd(16)")
 
 
 def fald(
@@ -167,6 +213,7 @@ def fald(
     batch_size: int | None = None,
     clip_norm: float | None = None,
     name: str = "fa-ld",
+    compressor: Compressor | None = None,
 ) -> FALD:
     """FA-LD with checked settings.
 
@@ -189,6 +236,9 @@ def fald(
         is then a pseudo-posterior. None: no clipping.
     name
         What results call the method.
+    compressor
+        From ``fald.compressors``: clients upload Q(β^c − θ) instead of β^c. Its error is not corrected
+        for, so a coarse one makes the chain hotter (``qsgd``) or biased (``top_k``).
 
     Examples
     --------
@@ -199,15 +249,15 @@ def fald(
     if temperature == 0 and name == "fa-ld":
         name = "fedavg"
     if not callable(step_size):
-        step_size = _check_number("step-size", step_size, 5e-324, math.inf, "a number > 0")
-    _check_number("temperature", temperature, 0, math.inf, "a number ≥ 0")
-    _check_number("correlation", correlation, 0, 1, "between 0 and 1")
+        step_size = check_number("step-size", step_size, 5e-324, math.inf, "a number > 0")
+    check_number("temperature", temperature, 0, math.inf, "a number ≥ 0")
+    check_number("correlation", correlation, 0, 1, "between 0 and 1")
     if noise not in ("realised", "paper"):
         raise ConfigError(f"noise must be 'realised' or 'paper'; got {noise!r}")
     if batch_size is not None:
         batch_size = check_count("batch-size", batch_size, 1)
     if clip_norm is not None:
-        clip_norm = _check_number("clip-norm", clip_norm, 5e-324, math.inf, "a number > 0")
+        clip_norm = check_number("clip-norm", clip_norm, 5e-324, math.inf, "a number > 0")
     return FALD(
         int(local_steps),
         step_size,
@@ -217,6 +267,7 @@ def fald(
         batch_size,
         clip_norm,
         name,
+        compressor=check_compressor(compressor),
     )
 
 

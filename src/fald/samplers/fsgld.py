@@ -1,0 +1,223 @@
+r"""Federated SGLD (FSGLD): visits as in DSGLD, corrected by Gaussian surrogates of the clients.
+
+    θ ← θ − η[∇U_0 + ∇Ũ_s/f_s] + η[∇log q − ∇log q_s/f_s] + √(2ητ) ξ,    q = Π_s q_s,  q_s = N(μ_s, Σ_s),
+
+with q_s fitted to the likelihood of client s once, before the first round. Any surrogates leave the drift
+unbiased; good ones take away the variance of the visits.
+
+Reference: El Mekkaoui, Mesquita, Blomstedt and Kaski, "Federated stochastic gradient Langevin dynamics",
+UAI 2021.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fald.client import Local
+from fald.data import FederatedData
+from fald.errors import ConfigError, DataError
+from fald.models.base import Model
+from fald.samplers.base import Spent, check_dim, numbers_as_bytes, triangle
+from fald.samplers.dsgld import DSGLD, dsgld
+from fald.samplers.fald import variant
+from fald.types import PyTree, StepSize, float_dtype
+
+_ROWS_TOGETHER = 1024
+_NEWTON_STEPS = 50
+
+
+class Surrogates(NamedTuple):
+    """Gaussians by their natural parameters: ∇log q_s(θ) = linear_s − precision_s θ.
+
+    ``precision`` is (N, d, d), ``linear`` (N, d), clients in the order of their names.
+    """
+
+    precision: Any
+    linear: Any
+
+    @classmethod
+    def from_moments(cls, means: ArrayLike, covariances: ArrayLike) -> Surrogates:
+        """From μ_s (N, d) and Σ_s (N, d, d).
+
+        Examples
+        --------
+        >>> made = Surrogates.from_moments([[1.0]], [[[0.5]]])
+        >>> made.precision.tolist(), made.linear.tolist()
+        ([[[2.0]]], [[2.0]])
+        """
+        precision = np.linalg.inv(np.asarray(covariances, float))
+        return cls(precision, np.einsum("cij,cj->ci", precision, np.asarray(means, float)))
+
+
+@dataclass(frozen=True)
+class FSGLD(DSGLD):
+    """The method; made by ``fsgld``."""
+
+    surrogates: Surrogates | None = field(default=None, compare=False)
+
+    def traced(self) -> dict[str, Any]:
+        """Those of FA-LD, and the surrogates."""
+        if self.surrogates is None:
+            raise ConfigError("fsgld has no surrogates yet", hint="fit_surrogates(model, data) makes them")
+        arrays = Surrogates(*[jnp.asarray(np.asarray(part), float_dtype()) for part in self.surrogates])
+        return {**super().traced(), "surrogates": arrays}
+
+    def skeleton(self) -> Self:
+        """Without the surrogates."""
+        return replace(super().skeleton(), surrogates=None)
+
+    def settings(self) -> dict[str, Any]:
+        """Settings as plain values; surrogates by a short hash."""
+        if self.surrogates is None:
+            return super().settings()
+        digest = hashlib.sha256()
+        for part in self.surrogates:
+            digest.update(np.ascontiguousarray(np.asarray(part, np.float32)).data)
+        return {**super().settings(), "surrogates": digest.hexdigest()[:16]}
+
+    def prepare(self, model: Model, data: FederatedData) -> Self:
+        """Fit the surrogates, unless they were given."""
+        check_dim(self.name, model.dim)
+        made = fit_surrogates(model, data) if self.surrogates is None else self.surrogates
+        wanted = (data.num_clients, model.dim)
+        if np.shape(made.linear) != wanted or np.shape(made.precision) != (*wanted, model.dim):
+            raise DataError(
+                f"surrogates must have shapes {(*wanted, model.dim)} and {wanted}; "
+                f"got {np.shape(made.precision)} and {np.shape(made.linear)}"
+            )
+        return replace(self, surrogates=made)
+
+    def setup_cost(self, dim: int) -> Spent:
+        """A surrogate up, their product down; the gradients of local fits are not counted."""
+        sent = numbers_as_bytes(dim + triangle(dim))
+        return Spent(1, sent, sent)
+
+    def client_update(self, hyper, local: Local, message: PyTree, memory: PyTree):
+        """K corrected steps."""
+        precision, linear = hyper["surrogates"]
+        own_precision, own_linear = precision[local.client], linear[local.client]
+        all_precision, all_linear = precision.sum(0), linear.sum(0)
+
+        def grad(theta, k):
+            of_all = all_linear - all_precision @ theta
+            of_own = own_linear - own_precision @ theta
+            return local.grad(theta, k) - of_all + of_own / local.share
+
+        return super().client_update(hyper, local._replace(grad=grad), message, memory)
+
+
+@partial(jax.jit, static_argnums=0)
+def _derivatives(model: Model, theta: jax.Array, rows: PyTree, mask: jax.Array):
+    def energy(t):
+        terms = jax.vmap(model.flat_loglikelihood, (None, 0))(t, rows)
+        return -jnp.sum(jnp.where(mask, terms, 0))
+
+    return energy(theta), jax.grad(energy)(theta), jax.hessian(energy)(theta)
+
+
+@partial(jax.jit, static_argnums=0)
+def _prior(model: Model, theta: jax.Array):
+    def energy(t):
+        return -model.flat_logprior(t)
+
+    return energy(theta), jax.grad(energy)(theta), jax.hessian(energy)(theta)
+
+
+def _of_client(model: Model, rows: PyTree, theta: np.ndarray) -> list[np.ndarray]:
+    """ℓ_s and its derivatives, in parts of one length so that each function compiles once."""
+    count, parts = len(jax.tree.leaves(rows)[0]), []
+    for first in range(0, count, _ROWS_TOGETHER):
+        index = np.arange(first, first + _ROWS_TOGETHER)
+        taken = jax.tree.map(lambda a, i=index: np.asarray(a)[np.minimum(i, count - 1)], rows)
+        parts.append(_derivatives(model, jnp.asarray(theta), taken, jnp.asarray(index < count)))
+    return [np.sum([np.asarray(p[i], np.float64) for p in parts], axis=0) for i in range(3)]
+
+
+def _step(gradient: np.ndarray, hessian: np.ndarray) -> np.ndarray:
+    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
+    sizes = np.maximum(np.abs(values), 1e-8 * np.abs(values).max() or 1.0)
+    return -vectors @ ((vectors.T @ gradient) / sizes)
+
+
+def fit_surrogates(model: Model, data: FederatedData) -> Surrogates:
+    """Gaussian surrogates by a quadratic fit of each client's likelihood at its own mode.
+
+    The mode is that of the prior times the client's likelihood, by damped Newton steps; directions in which
+    the likelihood is not concave there get no curvature.
+
+    Raises
+    ------
+    DataError
+        If the model has too many parameters, or a client's likelihood has no finite derivatives.
+
+    Examples
+    --------
+    >>> import fald
+    >>> data = fald.FederatedData.from_arrays({"a": np.array([[1.0], [3.0]]), "b": np.array([[5.0]])})
+    >>> made = fit_surrogates(fald.models.gaussian_location([[2.0]]), data)
+    >>> made.precision.ravel().round(6).tolist(), made.linear.ravel().round(6).tolist()
+    ([1.0, 0.5], [2.0, 2.5])
+    """
+    check_dim("fsgld", model.dim)
+    precisions, linears = [], []
+    with jax.enable_x64(True):
+        for name in data.names:
+            rows = data.client(name)
+            theta = np.asarray(model.flat_initial_position, np.float64)
+            here = [a + np.asarray(b) for a, b in zip(_of_client(model, rows, theta), _prior(model, theta))]
+            for _ in range(_NEWTON_STEPS):
+                if not all(np.all(np.isfinite(part)) for part in here):
+                    raise DataError(f"the likelihood of client {name!r} has no finite derivatives")
+                step = _step(here[1], here[2])
+                if np.sqrt(max(-here[1] @ step, 0.0)) < 1e-6:
+                    break
+                for length in 2.0 ** -np.arange(12):
+                    trial = theta + length * step
+                    parts = zip(_of_client(model, rows, trial), _prior(model, trial))
+                    there = [a + np.asarray(b) for a, b in parts]
+                    if there[0] < here[0]:
+                        theta, here = trial, there
+                        break
+                else:
+                    break
+            _, gradient, hessian = _of_client(model, rows, theta)
+            values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
+            precision = (vectors * np.maximum(values, 0)) @ vectors.T
+            precisions.append(precision)
+            linears.append(precision @ theta - gradient)
+    return Surrogates(np.array(precisions), np.array(linears))
+
+
+def fsgld(
+    *,
+    local_steps: int,
+    step_size: StepSize,
+    surrogates: Surrogates | None = None,
+    temperature: float = 1.0,
+    batch_size: int | None = None,
+) -> FSGLD:
+    """FSGLD: DSGLD whose visits are corrected by surrogates.
+
+    Parameters
+    ----------
+    local_steps, step_size, temperature, batch_size
+        As for ``dsgld``.
+    surrogates
+        q_s of every client. None: fitted by ``fit_surrogates`` when the run begins, which needs the rows
+        in this process.
+
+    Examples
+    --------
+    >>> fsgld(local_steps=10, step_size=1e-3).name
+    'fsgld'
+    """
+    made = dsgld(local_steps=local_steps, step_size=step_size, temperature=temperature, batch_size=batch_size)
+    return variant(FSGLD, made, name="fsgld", surrogates=surrogates)
