@@ -13,7 +13,10 @@ from fald.fewround.weights import Moments, Precision, Smoothed
 Array = NDArray[Any]
 
 KHAT_LIMIT = 0.7
-PROBES = (30.0, 100.0)  # posterior sds from the centre at which tails are looked at
+PROBES = (100.0, 1000.0)  # posterior sds from the centre at which tails are looked at
+
+
+_FALLEN = 200.0
 
 
 class Check(NamedTuple):
@@ -104,21 +107,18 @@ def tail_points(mean: Array, directions: Array) -> Array:
     return np.concatenate([mean + distance * directions for distance in PROBES])
 
 
-def tails(values: Array, directions: Array, sd: Array, names: list[str]) -> Check:
+def tails(values: Array, directions: Array, centre_value: float, sd: Array, names: list[str]) -> Check:
     """Whether the posterior falls fast enough far out for its variances to exist.
 
     Along a direction in which k coordinates move, a density that falls like r^(−s) has a variance only if
-    s > 3 + (k − 1).
+    s > 3 + (k − 1). A tail that has fallen by 200 nats is of no consequence, whatever it does further out.
     """
     near, far = np.where(np.isnan(values), -np.inf, values).reshape(2, -1)
     with np.errstate(invalid="ignore"):
-        slope = (near - far) / np.log(PROBES[1] / PROBES[0])
-    slope = np.where(np.isneginf(far), np.inf, slope)
+        slope = np.nan_to_num((near - far) / np.log(PROBES[1] / PROBES[0]), nan=0.0)
     size = np.abs(directions) / sd
     moving = np.sum(size > 0.1 * size.max(axis=1, keepdims=True), axis=1)
-    lacking = np.where(
-        np.isfinite(slope) | np.isnan(slope), np.nan_to_num(slope, nan=-1.0) - (2 + moving), 1.0
-    )
+    lacking = np.where(centre_value - far > _FALLEN, 1.0, slope - (2 + moving))
     worst = int(np.argmin(lacking))
     most = [names[i] for i in np.argsort(-size[worst])[:3] if size[worst][i] > 0.1 * size[worst].max()]
     return Check(

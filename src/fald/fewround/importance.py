@@ -56,6 +56,7 @@ class State(NamedTuple):
     moments: Moments
     all_moments: Moments
     all_positions: Array
+    all_logs: Array
 
 
 @dataclass
@@ -263,7 +264,7 @@ def _round(search: Search, current: Proposal, count: int, number: int) -> Server
             state.newest, state.precision, state.pooled, len(draws), search.tolerance, _labels(search, state)
         ),
         certify.agreement(state.moments, state.all_moments, search.tolerance, search.names),
-        certify.tails(far, ways, np.sqrt(np.diag(spread)), search.names),
+        certify.tails(far, ways, float(np.max(values)), np.sqrt(np.diag(spread)), search.names),
         *_mode_checks(search),
     ]
     known = {"mean": state.moments.mean, "sd": state.moments.sd}
@@ -315,7 +316,8 @@ def _weigh(search: Search) -> State:
     sizes = np.array([len(b.positions) for b in recent])
     densities = [proposal.log_density(b.proposal, b.count, positions) for b in recent]
     mixed = logsumexp(np.array(densities), axis=0, b=(sizes / sizes.sum())[:, None])
-    pooled = smooth(values - mixed)
+    logs = values - mixed
+    pooled = smooth(logs)
     certified = last.positions
     if search.report is not None:
         certified = np.concatenate([certified, search.report(last.positions)], axis=1)
@@ -326,6 +328,7 @@ def _weigh(search: Search) -> State:
         moments(last.positions, newest.weights),
         moments(positions, pooled.weights),
         positions,
+        logs,
     )
 
 
@@ -425,7 +428,7 @@ def _adapt(search: Search, state: State, current: Proposal) -> Proposal:
     if best.newton()[1] > _NEAR or not best.concave():
         step, decrement = best.newton()
         return proposal.gaussian(best.position + step / max(1.0, decrement), best.covariance())
-    return _tempered(search, current, best)
+    return _tempered(search, state, current, best)
 
 
 def _explore_cores(search: Search, fitted: Proposal) -> None:
@@ -450,21 +453,22 @@ def _smooth_derivatives(search: Search, current: Proposal, draws: Array, sums: A
     )
 
 
-def _tempered(search: Search, current: Proposal, best: Derivatives) -> Proposal:
+def _tempered(search: Search, state: State, current: Proposal, best: Derivatives) -> Proposal:
     """A Newton step on the posterior smoothed by the proposal, mixed with tempered moments."""
-    last, d = search.batches[-1], search.target.dim
-    logs = last.values - proposal.log_density(last.proposal, last.count, last.positions)
-    power, weights = 1.0, smooth(logs)
-    while weights.ess < 5 * d and power > 1e-6:
+    power, weights = 1.0, state.pooled
+    while weights.ess < 5 * search.target.dim and power > 1e-6:
         power *= 0.8
-        weights = smooth(power * logs)
-    tempered = moments(last.positions, weights.weights)
+        weights = smooth(power * state.all_logs)
+    tempered = moments(state.all_positions, weights.weights)
     if len(current.weights) > 1 or search.smoothed is None:
         return proposal.gaussian(tempered.mean, tempered.covariance)
     here = search.smoothed
     if not here.finite or not here.concave():
         return proposal.gaussian(tempered.mean, (tempered.covariance + best.covariance()) / 2)
     step, decrement = here.newton()
+    climb, left = best.newton()
+    if decrement > 2.5 and left < 0.6 * decrement:  # Newton's method is ahead: start anew from where it is
+        return proposal.gaussian(best.position + climb / max(1.0, left), best.covariance())
     mean = here.position + step / max(1.0, decrement / 4)
     # the less the weights had to be tempered, the more their moments count
     mixed = power * tempered.mean + (1 - power) * mean
