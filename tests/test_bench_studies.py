@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from benchmarks.rounds import studies
+from benchmarks.rounds import report, studies
 from benchmarks.rounds.errors import errors
 from benchmarks.rounds.references import (
     Settings,
@@ -120,3 +120,31 @@ def test_errors_are_in_units_of_the_posterior_sd():
     of_mean, of_sd = errors(sample + known.sd * [0.0, -0.3], known)
     assert of_mean == pytest.approx(0.3)
     assert of_sd == pytest.approx(0.1)
+
+
+def test_the_table_counts_verdicts_and_false_ones_are_found():
+    row = {
+        "study": "a",
+        "method": "auto",
+        "dim": 2,
+        "sites": 3,
+        "rows": 10,
+        "holdout": False,
+        "expects": "reached",
+    }
+    good = {**row, "seed": 0, "verdict": "reached", "rounds": 3, "mean_error": 0.02, "sd_error": 0.03}
+    good["by_round"] = [[0.5, 0.4], [0.1, 0.1], [0.02, 0.03]]
+    worse = {**good, "seed": 1, "rounds": 5, "mean_error": 0.06}
+    refused = {
+        **row,
+        "study": "b",
+        "seed": 0,
+        "verdict": "not reached",
+        "rounds": 9,
+        "expects": "not-reached",
+    }
+    text = report.table([good, worse, refused])
+    assert "| a | 2 | 3 | 10 | 0.500 / 0.400 | – | – | reached, 3–5, 0.060 / 0.030 |" in text
+    assert "not reached, 9" in text
+    assert report.false_verdicts([good, worse, refused]) == [worse]
+    assert report.false_verdicts([{**refused, "verdict": "reached"}])

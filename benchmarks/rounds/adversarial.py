@@ -72,7 +72,7 @@ def two_modes_one_dimension():
     return mixture([[-3.0], [5.0]], weights=[0.4, 0.6])
 
 
-@study("adversarial")
+@study("undetectable")
 def narrow_mode():
     """Half of the mass in a mode a tenth as wide, inside the tail of the other; five dimensions."""
     return mixture([[0.0] * 5, [3.0] * 5], weights=[0.5, 0.5], scales=[1.0, 0.1])

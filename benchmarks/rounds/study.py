@@ -13,7 +13,8 @@ import fald
 
 Build = Callable[[], tuple[fald.Model, fald.FederatedData]]
 
-KINDS = ("real", "awkward", "adversarial")
+KINDS = ("real", "awkward", "adversarial", "undetectable")
+_EXPECTED = {"adversarial": "not-reached", "undetectable": "anything"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +31,10 @@ class Study:
         ``"real"``: measured data, grouped as they were collected or split by outcome.
         ``"awkward"``: made or bent so that one thing is difficult, yet the posterior has one mode and
         finite moments. ``"adversarial"``: several modes, a funnel, or no finite moments.
+        ``"undetectable"``: what a few evaluations cannot tell from an ordinary posterior.
     expects
         ``"reached"``: mean and sd can be found. ``"not-reached"``: a sampler that claims to have found
-        them claims too much.
+        them claims too much. ``"anything"``: no verdict is held against it.
     source
         Package and table the rows come from; empty for made data.
     note
@@ -80,7 +82,7 @@ class Entry:
             model=model,
             data=data,
             kind=self.kind,
-            expects="not-reached" if self.kind == "adversarial" else "reached",
+            expects=_EXPECTED.get(self.kind, "reached"),
             source=self.source,
             note=" ".join((self.build.__doc__ or "").split()),
             holdout=self.holdout,
