@@ -17,6 +17,7 @@ from benchmarks.rounds.references import (
     reference,
     summarise,
 )
+from benchmarks.rounds.study import KINDS
 
 from fald.errors import ConfigError
 from fald.models import logistic_regression
@@ -40,7 +41,7 @@ def test_a_study_has_the_stated_shape_and_a_finite_energy_at_its_start(name, dim
 
 
 def test_names_by_kind_and_holdout():
-    kinds = [set(studies.names(kind)) for kind in ("real", "awkward", "adversarial")]
+    kinds = [set(studies.names(kind)) for kind in KINDS]
     assert set.union(*kinds) == set(studies.names())
     assert sum(map(len, kinds)) == len(studies.names())
     held_out = set(studies.names(holdout=True))
