@@ -177,3 +177,9 @@ def test_an_explorer_on_the_same_hill_is_dismissed_and_another_hill_is_a_mode():
         modes.receive(places, along, known)
     assert modes.dismissed == 1
     assert [round(float(m.position[0]), 2) for m in modes.relevant()] == [-4.0, 4.0]
+    # a higher place on another hill takes the lead, and the hill before it is not forgotten
+    modes = explorers.Modes(Target(linear_model(2.0)), main=at(-4.0))
+    modes.lead(at(3.9)._replace(value=1.0))
+    assert len(modes.relevant()) == 2
+    modes.lead(at(3.95)._replace(value=2.0))
+    assert len(modes.relevant()) == 2

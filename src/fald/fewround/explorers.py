@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fald.fewround.proposal import cholesky
 from fald.fewround.target import Derivatives, Target
 from fald.fewround.weights import smooth
 
@@ -18,6 +19,7 @@ EACH = 4  # explorers around the sites' consensus, from the prior, and from arou
 _MOST = 16  # explorers under way at once
 _DIP = 0.1  # nats by which a path may fall and still be one hill
 _PATH = 24
+_ARRIVED = 0.05  # Newton's step in sds, at which a climber stands on a hilltop
 _SAME = 0.5  # sds between two climbers that have met the same mode
 _NEGLIGIBLE = 1e-3  # mass times squared distance in sds that a mode must have to matter
 
@@ -81,6 +83,16 @@ class Modes:
         free = max(0, _MOST - len(self.active))
         self.active += [Explorer(np.asarray(p, float)) for p in positions[:free]]
 
+    def lead(self, best: Derivatives | None) -> None:
+        """Make the highest point known the main one; the one before it may stand on another hill."""
+        before, self.main = self.main, best
+        if before is None or best is None or before is best or _apart(before, best) < _SAME:
+            return
+        if before.concave() and before.newton()[1] < _ARRIVED:
+            self._arrived(before)
+        elif _apart(before, best) > 2:
+            self.send(before.position[None])
+
     @property
     def known(self) -> list[Derivatives]:
         """Modes and the best point near the proposal."""
@@ -132,7 +144,7 @@ class Modes:
         else:
             best, damping = here, min(1.0, explorer.damping * 2)
         step, decrement = best.newton()
-        if decrement < 0.05 and best.concave():
+        if decrement < _ARRIVED and best.concave():
             self._arrived(best)
             return None
         if damping < 1e-6:
@@ -142,27 +154,30 @@ class Modes:
 
     def _arrived(self, here: Derivatives) -> None:
         """A mode, if it is none of the known ones and has mass that matters."""
-        for mode in self.known:
-            apart = np.linalg.solve(np.linalg.cholesky(mode.covariance()), here.position - mode.position)
-            if np.linalg.norm(apart) < _SAME:
-                self.dismissed += 1
-                return
+        if any(_apart(mode, here) < _SAME for mode in self.known):
+            self.dismissed += 1
+            return
         self.others.append(here)
 
     def relevant(self) -> list[Derivatives]:
         """Modes with mass enough to shift a mean or an sd, the main one first."""
         if self.main is None or not self.others:
             return self.known[:1]
-        factor = np.linalg.cholesky(self.main.covariance())
         kept = [self.main]
         for mode in self.others:
-            away = np.linalg.norm(np.linalg.solve(factor, mode.position - self.main.position))
+            away = _apart(self.main, mode)
             if away < _SAME:
                 continue  # met before the main mode was known
             share = np.exp(min(log_mass(mode) - log_mass(self.main), 50.0))
             if share * max(away**2, 1.0) > _NEGLIGIBLE:
                 kept.append(mode)
         return kept
+
+
+def _apart(mode: Derivatives, other: Derivatives) -> float:
+    """Distance of another place from a mode, in the mode's own sds."""
+    factor = cholesky(mode.covariance())
+    return float(np.linalg.norm(np.linalg.solve(factor, other.position - mode.position)))
 
 
 def log_mass(mode: Derivatives) -> float:

@@ -113,7 +113,7 @@ class Search:
         for here in found:
             if here.finite and (self.best is None or here.value > self.best.value):
                 self.best = here
-        self.modes.main = self.best
+        self.modes.lead(self.best)
 
     def note(self, **values: Any) -> None:
         """Add a line to the trace of rounds."""
