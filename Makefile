@@ -25,7 +25,7 @@ demo: $(VENV)/run.stamp  ## analyse the bundled four-hospital trial
 test: $(VENV)/dev.stamp  ## run the tests
 	$(BIN)/python -m pytest -n 2 $(PYTEST)
 
-test-others: $(VENV)/dev.stamp  ## run the quick tests on every other Python >= 3.11 that is present
+test-others: $(VENV)/dev.stamp  ## run the quick tests on the newest other Python >= 3.11 that is present
 	$(BIN)/python tests/interpreters.py
 
 lint: $(VENV)/dev.stamp  ## style, types, import directions

@@ -1,4 +1,7 @@
-"""Run the quick tests on every other Python >= 3.11 that is present on this machine."""
+"""Run the quick tests on the newest other Python >= 3.11 that is present on this machine.
+
+Most breaks between two versions come with the later one; `--all` runs those in between too.
+"""
 
 import os
 import re
@@ -38,7 +41,8 @@ def main() -> int:
                 found.setdefault(version, program)
     if not found:
         print("no other Python >= 3.11 is present")
-    for (major, minor), program in sorted(found.items()):
+    chosen = sorted(found.items()) if "--all" in sys.argv[1:] else sorted(found.items())[-1:]
+    for (major, minor), program in chosen:
         print(f"testing on Python {major}.{minor}", flush=True)
         files = " ".join(f"tests/test_{name}.py" for name in QUICK)
         settings = [f"PYTHON={program}", f"VENV=.venv-{major}.{minor}", f"PYTEST=-m 'not slow' {files}"]
