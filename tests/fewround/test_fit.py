@@ -7,6 +7,7 @@ import pytest
 
 import fald
 from fald.errors import ConfigError
+from fald.fewround import importance
 from fald.fewround.corrected import corrected_langevin
 from fald.fewround.exchange import InProcessExchange, drive
 from fald.fewround.hmc import split_hmc
@@ -224,13 +225,16 @@ def test_corrected_steps_have_no_bias_on_gaussian_posteriors(monkeypatch):
     assert max(np.max(np.abs(means)), np.max(np.abs(np.array(sds) - 1))) > 4.5 * 0.031
 
 
-def test_gradients_alone_are_enough():
+@pytest.mark.parametrize("large", [False, True])
+def test_gradients_alone_are_enough(monkeypatch, large):
     data = fald.FederatedData.from_arrays(logistic_rows(300, 3, 4))
     model = fald.models.logistic_regression(3)
-    tree = fit(model, data, curvature=False)
+    if large:  # so many parameters that Hessians are not asked for
+        monkeypatch.setattr(importance, "MOST_HESSIAN", 3)
+    tree = fit(model, data, curvature=large)
     assert tree.attrs["verdict"] == "reached", tree.attrs["reason"]
     uploads = set(" ".join(tree["rounds"]["uploads"].values).split())
-    assert uploads == {"point", "draw", "state"}
+    assert uploads == {"point", "draw", "state"} | ({"local"} if large else set())
     mean, sd = independent(model, data)
     assert max(errors(flat_positions(model, tree), mean, sd)) < TOLERANCE + 0.02
 
