@@ -67,6 +67,12 @@ class Explorer:
     best: Derivatives | None = None
     damping: float = 1.0
 
+    def on_a_hill(self, here: Derivatives, top: float) -> bool:
+        """Whether it has climbed, or began high enough; from the plain every hill can be seen."""
+        if self.best is None:
+            return here.value > top - (20 + 3 * len(self.position))
+        return here.value >= self.best.value  # a step that led down says nothing
+
 
 @dataclass
 class Modes:
@@ -119,7 +125,9 @@ class Modes:
         still: list[Explorer] = []
         for explorer, here, ways in zip(self.active, found, along):
             hills = [
-                here.finite and _one_hill(np.concatenate([[here.value], way, [mode.value]]))
+                here.finite
+                and explorer.on_a_hill(here, mode.value)
+                and _one_hill(np.concatenate([[here.value], way, [mode.value]]))
                 for way, mode in zip(ways, modes)
             ]
             if any(hills):
@@ -150,7 +158,7 @@ class Modes:
         if damping < 1e-6:
             self.dismissed += 1
             return None
-        return Explorer(best.position + damping * step, best, damping)
+        return Explorer(best.position + damping * step / max(1.0, decrement / 5), best, damping)
 
     def _arrived(self, here: Derivatives) -> None:
         """A mode, if it is none of the known ones and has mass that matters."""
