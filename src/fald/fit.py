@@ -290,10 +290,10 @@ def _description(model: Model, data: FederatedData, settings: dict[str, Any]) ->
 
 def _teller(progress: bool, trace: list[dict[str, Any]]) -> Callable[[int], None]:
     def tell(number: int) -> None:
-        if not (progress and trace):
+        if not progress:
             return
-        row = trace[-1]
-        parts = [f"{row['draws']:,} draws"] if row["draws"] else ["preparing"]
+        row = trace[number - 1] if number <= len(trace) else {"draws": 0, "khat": np.nan}
+        parts = [f"{row['draws']:,} draws"] if row["draws"] else ["asking"]
         parts += [f"k-hat {row['khat']:.2f}, ESS {row['ess']:,.0f}"] if np.isfinite(row["khat"]) else []
         parts += [f"{row['accepted']:.0%} accepted"] if "accepted" in row else []
         print(f"round {number}: {', '.join(parts)}", file=sys.stderr, flush=True)

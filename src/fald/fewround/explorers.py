@@ -150,7 +150,7 @@ class Modes:
         elif best is not None and here.value < best.value:
             damping = explorer.damping / 4
         else:
-            best, damping = here, min(1.0, explorer.damping * 2)
+            best, damping = here, explorer.damping * (1 if best is None else 2)
         step, decrement = best.newton()
         if decrement < _ARRIVED and best.concave():
             self._arrived(best)
@@ -158,7 +158,9 @@ class Modes:
         if damping < 1e-6:
             self.dismissed += 1
             return None
-        return Explorer(best.position + damping * step / max(1.0, decrement / 5), best, damping)
+        # up to five sds at first, twice as far after every step that led up
+        part = min(1.0, 5 * damping / max(decrement, 1e-300))
+        return Explorer(best.position + part * step, best, damping)
 
     def _arrived(self, here: Derivatives) -> None:
         """A mode, if it is none of the known ones and has mass that matters."""

@@ -22,10 +22,10 @@ from fald.models.base import Model
 
 Array = NDArray[Any]
 
-_STEPS = 3
-_ANGLE = 0.45
-_FEWEST = 3  # trajectories before the end is looked at
-_STILL = 0.1  # largest correlation of where chains are with where they began
+_STEPS = (3, 5)  # of a trajectory, about a quarter turn, for few and for many parameters
+_ANGLE, _MANY = (0.45, 0.3), 60  # of a step, for few and for many parameters
+_FEWEST = 2  # trajectories before the end is looked at
+_STILL = 0.5  # largest correlation of where chains are with where they began
 
 
 def split_hmc(
@@ -62,7 +62,7 @@ def split_hmc(
     coordinates = d if report is None else d + report(mean[None]).shape[1]
     chains = int(np.ceil(1.15 * (quantile(coordinates) / tolerance) ** 2 / 256)) * 256
     z = rng.standard_normal((chains, d))
-    angle, trace = _ANGLE, [] if trace is None else trace
+    angle, steps, trace = _ANGLE[d > _MANY], _STEPS[d > _MANY], [] if trace is None else trace
     earlier = len(trace)
     value, push = yield from _residual(target, mean, factor, z)
     rounds, ensembles, energies, accepted = 1, [z], [value], 0.0
@@ -75,11 +75,11 @@ def split_hmc(
         ends = [quantities(ensembles[i]) for i in (0, max(len(ensembles) - 2, 0), -1)]
         return _checks(ends, energies, accepted, tolerance, list(model.parameter_names))
 
-    while rounds + _STEPS <= max_rounds:
+    while rounds + steps <= max_rounds:
         v = rng.standard_normal(z.shape)
         turn = angle * rng.uniform(0.8, 1.2, (chains, 1))
         at, going, kick, level = z, v, push, value
-        for _ in range(_STEPS):
+        for _ in range(steps):
             going = going + turn / 2 * kick
             at, going = at * np.cos(turn) + going * np.sin(turn), going * np.cos(turn) - at * np.sin(turn)
             level, kick = yield from _residual(target, mean, factor, at)
@@ -100,7 +100,7 @@ def split_hmc(
         row |= {"mean": here.mean(axis=0), "sd": here.std(axis=0)}
         trace += [{**row, "accepted": accepted}] * (rounds - len(trace) + earlier)
         if accepted < 0.5:
-            angle *= 0.75
+            angle *= 0.75 if accepted > 0.25 else 0.5
             ensembles, energies = [z], [value]  # what follows is judged by itself
             continue
         checks = judge()
@@ -151,18 +151,24 @@ def _checks(
     sd = new.std(axis=0)
     still = np.array([_correlation(a, b) for a, b in zip(old.T, new.T)])
     square = np.array([_correlation((a - a.mean()) ** 2, (b - b.mean()) ** 2) for a, b in zip(old.T, new.T)])
-    stuck = np.maximum(still, square)
-    energy = _correlation(energies[0], energies[-1])
+    stuck, energy = np.maximum(still, square), _correlation(energies[0], energies[-1])
     moved = np.maximum(np.abs(new.mean(0) - previous.mean(0)) / sd, np.abs(previous.std(0) / sd - 1))
-    slow, worst = int(np.argmax(stuck)), int(np.argmax(moved))
+    # what is forgotten at a steady rate has so far to go: the way so far times r/(1 − r)
+    shift = np.abs(new.mean(0) - old.mean(0)) / sd * _rest(still)
+    stretch = np.abs(old.std(0) / sd - 1) * _rest(square)
+    left = np.maximum(shift, stretch)
+    slow, worst, far = int(np.argmax(stuck)), int(np.argmax(moved)), int(np.argmax(left))
     return [
         Check(
             "movement",
-            bool(stuck[slow] < _STILL),
-            f"chains still remember where they began in {labels[slow]} (correlation {stuck[slow]:.2f})",
+            bool(stuck[slow] < _STILL and energy < _STILL),
+            f"chains still remember where they began (correlation {max(stuck[slow], energy):.2f}, in "
+            f"{labels[slow] if stuck[slow] >= energy else 'their energy'})",
         ),
         Check(
-            "energy", energy < _STILL, f"chains still remember their first energy (correlation {energy:.2f})"
+            "bias",
+            bool(left[far] <= tolerance / 3),
+            f"{labels[far]} is still on its way from the start: about {left[far]:.3f} sd to go",
         ),
         Check(
             "settled",
@@ -171,6 +177,11 @@ def _checks(
         ),
         Check("acceptance", accepted >= 0.5, f"only {accepted:.0%} of the trajectories were accepted"),
     ]
+
+
+def _rest(correlation: Array) -> Array:
+    kept = np.clip(correlation, 0.0, 0.99)
+    return kept / (1 - kept)
 
 
 def _correlation(a: Array, b: Array) -> float:

@@ -89,6 +89,11 @@ class Search:
         return self.curvature and self.target.dim <= MOST_HESSIAN
 
     @property
+    def many(self) -> bool:
+        """Whether there are so many parameters that only a very good Gaussian has usable weights."""
+        return self.target.dim > 60
+
+    @property
     def num_smoothed(self) -> int:
         """Draws over which derivatives are averaged; their noise must stay small against one sd in all d."""
         return int(np.clip(16 * self.target.dim, 128, 512 if self.target.dim <= 60 else 256))
@@ -157,9 +162,11 @@ def certified_rounds(
         count = _next_count(search, state, count)
         outcome = _outcome(search, state, checks)
         search.heavy_rounds = search.heavy_rounds + 1 if "tails" in outcome.failed else 0
-        if outcome.reached or _hopeless(search) or set(outcome.failed) <= {"one mode", "tails"}:
+        if outcome.reached or set(outcome.failed) <= {"one mode", "tails"}:
             break
         current = _adapt(search, state, current)
+        if _hopeless(search):
+            break
     assert outcome is not None
     return outcome, current
 
@@ -335,7 +342,7 @@ def _weigh(search: Search) -> State:
 def _next_count(search: Search, state: State, count: int) -> int:
     if state.pooled.ess < 10 * search.target.dim or state.pooled.khat > 0.9:
         close = search.best is not None and search.best.newton()[1] < 1
-        return min(4 * count, search.most_draws) if close else count
+        return min(4 * count, search.most_draws) if close and not search.many else count
     if not state.newest.khat < certify.KHAT_LIMIT:
         return count
     wanted = 1.2 * count * certify.needed_factor(state.precision, search.tolerance)
@@ -400,8 +407,12 @@ def _hopeless(search: Search) -> bool:
     if search.heavy_rounds >= 5:
         return True
     sizes = [row["ess"] for row in search.trace if row["draws"]]
-    if len(sizes) < 5:
+    if len(sizes) < 4:
         return False
+    smoothed = search.smoothed
+    if search.many and smoothed is not None and smoothed.finite and max(sizes) < search.target.dim:
+        # a Gaussian fits as well as one can, and in so many dimensions no mixture will do better soon
+        return smoothed.newton()[1] < 2 and search.best is not None and search.best.newton()[1] < 0.1
     small = max(sizes[-3:]) < 5 * search.target.dim
     return small and max(sizes[-2:]) < 1.5 * max(sizes[-4:-2], default=0.0)
 
@@ -465,11 +476,18 @@ def _tempered(search: Search, state: State, current: Proposal, best: Derivatives
     here = search.smoothed
     if not here.finite or not here.concave():
         return proposal.gaussian(tempered.mean, (tempered.covariance + best.covariance()) / 2)
+    if search.many:  # half of the old precision keeps the steps of many parameters from swinging
+        old = np.linalg.inv(current.factors[0] @ current.factors[0].T)
+        here = here._replace(hessian=(here.hessian - old) / 2)
     step, decrement = here.newton()
     climb, left = best.newton()
-    if decrement > 2.5 and left < 0.6 * decrement:  # Newton's method is ahead: start anew from where it is
+    away = np.linalg.norm(np.linalg.solve(current.factors[0], best.position - current.means[0]))
+    if min(away, decrement) > 2.5 and 0.3 < left < 0.6 * decrement:
+        # Newton's method is ahead: start anew from where it is
         return proposal.gaussian(best.position + climb / max(1.0, left), best.covariance())
     mean = here.position + step / max(1.0, decrement / 4)
+    if search.many:  # tempered moments of few draws would spoil more directions than they mend
+        return proposal.gaussian(mean, here.covariance())
     # the less the weights had to be tempered, the more their moments count
     mixed = power * tempered.mean + (1 - power) * mean
     return proposal.gaussian(mixed, power * tempered.covariance + (1 - power) * here.covariance())

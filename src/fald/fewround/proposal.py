@@ -94,7 +94,7 @@ def draw(proposal: Proposal, count: int, seed: int) -> Array:
     --------
     >>> x = draw(gaussian(np.zeros(2), np.eye(2)), 100, seed=3)
     >>> x.shape, bool(np.allclose(x[0], -x[1]))
-    ((98, 2), True)
+    ((100, 2), True)
     """
     d, parts = proposal.dim, []
     for k, counts in enumerate(strata(proposal, count).counts):
