@@ -89,6 +89,7 @@ def local(
     all_rows_fn: Callable[[], Batch],
     num_clients: int,
     scheme: str = "full",
+    full_batches: bool = False,
 ) -> Local:
     """Put together one client's view of one round.
 
@@ -115,6 +116,8 @@ def local(
         Takes the client's rows out of the flat storage, for methods that look at all of them now and then.
     num_clients, scheme
         N, and how participants are chosen.
+    full_batches
+        Static: whether every client has at least ``batch_size`` rows.
     """
     energy = energy_fn(model, rows.total)
     gradient = gradient_fn(model, rows.total, clip_norm)
@@ -124,7 +127,9 @@ def local(
         if whole is not None:
             return whole
         assert batch_size is not None
-        return random_rows(batch_key, step, rows.flat, rows.offset, rows.size, batch_size)
+        return random_rows(
+            batch_key, step, rows.flat, rows.offset, rows.size, batch_size, always_full=full_batches
+        )
 
     share = rows.size.astype(weight.dtype) / rows.total.astype(weight.dtype)
     return Local(
