@@ -286,9 +286,7 @@ class TestExactLaw:
 
     @pytest.mark.parametrize("name", ["scaffold-1", "qlsd", "marina"])
     def test_gradients_without_the_share_are_rejected(self, name, monkeypatch):
-        monkeypatch.setattr(
-            rounds, "Rows", lambda flat, offset, size, total: Rows(flat, offset, size, size)
-        )
+        monkeypatch.setattr(rounds, "Rows", lambda flat, offset, size, total: Rows(flat, offset, size, size))
         chains = 300
         sample = run(make(name), 80, model=dataclasses.replace(MODEL), num_chains=chains)
         off = np.abs((sample.mean(0) - TARGET.mean) / SD).max()
