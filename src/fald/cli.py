@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import jax
 import typer
 
+from fald import bench as speed
 from fald import commands, compare_report, diagnostics, fit_report, plan_report, privacy_commands, tables
 from fald.checkpoint import write_atomically
 from fald.datasets import load_bundled_study
@@ -356,6 +357,27 @@ def compare(
         report=None if quiet else lambda line: print(line, file=sys.stderr, flush=True),
     )
     print(json.dumps(document, indent=1) if as_json else compare_report.text(document))
+
+
+@app.command()
+def bench(
+    workloads: Annotated[
+        list[str] | None, typer.Argument(help="Some of the workloads (default: all).", show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for figures and their history.")] = Path("fald-bench"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes: to see it work, not to measure.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure speed on this machine beside PyTorch, BlackJAX and NumPy.
+
+    Example: fald bench simulation images
+    """
+    tell = None if quiet else lambda line: print(line, file=sys.stderr, flush=True)
+    document = speed.run(workloads or [], out, quick=quick, report=tell)
+    print(json.dumps(document, indent=1) if as_json else (out / "bench.md").read_text(), end="")
 
 
 @app.command()

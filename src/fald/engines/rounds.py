@@ -165,8 +165,12 @@ class Rounds:
         """The server's part: new server state, new memory, and the uploads (slots, chains, …)."""
         drawn, (own, counters) = begun.drawn, memory
         uploads, changed = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        # what uses the uploads must not compute them again
+        uploads, changed = jax.lax.optimization_barrier((uploads, changed))
         if self.everyone:
-            uploads, own = jax.tree.map(lambda leaf: leaf[tables.order], (uploads, changed))
+            own = changed
+            if len(self.layout.classes) > 1:
+                uploads, own = jax.tree.map(lambda leaf: leaf[tables.order], (uploads, changed))
         else:
             target = jnp.where(drawn.weight > 0, drawn.client, self.num_clients).T
             chains = jnp.arange(self.num_chains)[None, :]

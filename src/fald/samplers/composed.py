@@ -29,10 +29,11 @@ from fald.noise import NoiseScale, own_variance
 from fald.samplers.base import Spent, Upload, check_dim, numbers_as_bytes
 from fald.samplers.fald import FALD, fald, variant
 from fald.samplers.fsgld import likelihood_derivatives, prior_derivatives
-from fald.types import PyTree, float_dtype
+from fald.types import PyTree, float_dtype, sum_last
 
 _MOST_SHARED = 2000  # numbers of all clients together, where one noise moves all of them
 _QUADRATIC = 1e-6
+_WRITTEN_OUT = 4
 
 
 class Quadratics(NamedTuple):
@@ -98,15 +99,28 @@ class Composed(FALD):
     def client_update(self, hyper, local: Local, message: PyTree, memory: PyTree):
         """One draw of where K local steps end."""
         own = jax.tree.map(lambda part: part[local.client], hyper["moves"])
-        end = own.carry @ message + own.pull
+        end = _times(own.carry, message) + own.pull
         if self.temperature > 0 and self.correlation < 1:
             variance = own_variance(self.noise, local.share, local.weight)
-            end += jnp.sqrt(variance) * own.own @ normals(local.own_key, 0, message.shape[0])
+            end += jnp.sqrt(variance) * _times(own.own, _drawn(local.own_key, message.shape[0]))
         if self.temperature > 0 and self.correlation > 0:
-            end += own.shared @ normals(local.shared_key, 0, own.shared.shape[1])
+            end += _times(own.shared, _drawn(local.shared_key, own.shared.shape[1]))
         away = message - own.center
-        energy = own.least + 0.5 * away @ own.hessian @ away
+        energy = own.least + 0.5 * sum_last(away * _times(own.hessian, away))
         return Upload(end.astype(message.dtype), energy), memory
+
+
+def _drawn(key: jax.Array, count: int) -> jax.Array:
+    """Normals, made once: without the barrier each entry of a product would make all of them again."""
+    return jax.lax.optimization_barrier(normals(key, 0, count))
+
+
+def _times(matrix: jax.Array, vector: jax.Array) -> jax.Array:
+    """A matrix times a vector, written out where it is small: a call would cost more than its work."""
+    if max(matrix.shape) > _WRITTEN_OUT:
+        return matrix @ vector
+    rows = [sum(matrix[i, j] * vector[j] for j in range(matrix.shape[1])) for i in range(matrix.shape[0])]
+    return jnp.stack(rows)
 
 
 def find_quadratics(model: Model, data: FederatedData) -> Quadratics:
