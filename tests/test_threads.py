@@ -15,12 +15,9 @@ MODEL = linear_model(2.0)
 DATA = federation((6, 9, 9, 6, 4)).data
 ONE, TWO = fald.with_replacement(3), fald.without_replacement(3, allow_unequal=True)
 METHODS = {
-    "full": {"method": samplers.fald(local_steps=3, step_size=0.02, correlation=0.4)},
-    "batches": {"method": samplers.fald(local_steps=3, step_size=0.02, batch_size=4)},
+    "full": {"method": samplers.fald(local_steps=3, step_size=0.02, batch_size=4, correlation=0.4)},
     "I": {"method": samplers.fald(local_steps=3, step_size=0.02), "participation": ONE},
-    "II": {"method": samplers.fald(local_steps=3, step_size=0.02, batch_size=5), "participation": TWO},
     "memory": {"method": samplers.scaffold(local_steps=3, step_size=0.02, option=2), "participation": TWO},
-    "memory, full": {"method": samplers.scaffold(local_steps=3, step_size=0.02, option=1)},
 }
 
 
@@ -50,16 +47,15 @@ def test_threads_give_the_numbers_of_one_program(name, monkeypatch):
     together = run(name)
     monkeypatch.setattr(inprocess, "_WORK_ON_THREADS", 0)
     monkeypatch.setattr(inprocess, "_WORK_AT_ONCE", 1)
-    found = [run(name, num_threads) for num_threads in (1, 2, 3)]
-    assert same(found[0], found[1])
-    assert same(found[0], found[2])
+    found = [run(name, num_threads) for num_threads in (1, 3)]
+    assert same(*found)
     np.testing.assert_allclose(draws(found[0]), draws(together), rtol=0, atol=2e-5)
     assert not np.array_equal(draws(together), draws(run(name, num_rounds=7))[:, 1:3])
 
 
 def test_one_chain_is_that_of_a_run_with_many(on_threads):
     np.testing.assert_allclose(
-        draws(run("batches", num_chains=1))[0], draws(run("batches", num_chains=3))[0], rtol=0, atol=2e-5
+        draws(run("full", num_chains=1))[0], draws(run("full", num_chains=3))[0], rtol=0, atol=2e-5
     )
 
 

