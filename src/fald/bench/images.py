@@ -1,7 +1,7 @@
 """Image classifiers of MNIST's shape: 10 clients of 6,000 images, batches of 200, K = 50.
 
 Pixels are random, because speed does not depend on what is in the pictures. Rounds are timed at the engine,
-as in a long run: what ``fald.sample`` does once, such as a look at the curvature, would be much of a few rounds.
+as in a long run: what ``fald.sample`` does once, such as a look at the curvature, would be much of it.
 """
 
 from __future__ import annotations
