@@ -209,7 +209,7 @@ def _client_without_energy(problem: Problem, clients: list[int], theta: jax.Arra
     capacity = int(data.sizes[clients].max())
     energy = energy_fn(problem.model, data.num_rows)
     value = jax.jit(lambda batch: energy(theta, batch))
-    if not np.isfinite(problem.model.flat_logprior(theta)):
+    if not (data.present and np.isfinite(problem.model.flat_logprior(theta))):
         return None
     for client in clients:
         if not np.isfinite(value(client_rows(data, client, capacity))):
@@ -286,8 +286,8 @@ def _step_at(problem: Problem, round_number: int) -> float | None:
 
 
 def shares_energy(problem: Problem) -> bool:
-    """Whether clients may tell exact numbers about their rows; those of a private run do not."""
-    return getattr(problem.method, "shares_energy", True)
+    """Whether exact numbers about clients' rows are at hand; not in a private run, nor on a federation."""
+    return problem.data.present and getattr(problem.method, "shares_energy", True)
 
 
 def worst_curvature(
