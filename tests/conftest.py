@@ -11,6 +11,6 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 def pytest_terminal_summary(terminalreporter):
     """Say it when the tests in a browser did not run: a line of dots would hide it."""
     skipped = terminalreporter.stats.get("skipped", [])
-    reasons = {r.longrepr[2] for r in skipped if isinstance(r.longrepr, tuple) and "no Chromium" in r.longrepr[2]}
-    for reason in sorted(reasons):
+    reasons = {r.longrepr[2] for r in skipped if isinstance(r.longrepr, tuple)}
+    for reason in sorted(r for r in reasons if "no Chromium" in r):
         terminalreporter.write_line(reason.removeprefix("Skipped: "))

@@ -1,7 +1,7 @@
 """A real browser for tests of pages: what it complains about, what it shows, and how that reads.
 
-``find_chromium`` looks for the browser, ``Visit`` is one page in it, and the functions below ask questions about
-what the page shows. Each returns the list of what is wrong, so that an empty list is the passing answer.
+``find_chromium`` looks for the browser, ``Visit`` is one page in it, and the functions below ask questions
+about what the page shows. Most return the list of what is wrong, so that an empty list is the passing answer.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def nameless(visit: Visit) -> list[str]:
 
 
 def tab_stops(visit: Visit, most: int = 40) -> list[dict[str, Any]]:
-    """Where the tab key leads, from the top: tag and name of each stop, and whether the focus is to be seen."""
+    """Where the tab key leads, from the top: tag and name of each stop, and whether its focus shows."""
     visit.page.evaluate("() => { document.activeElement?.blur(); window.scrollTo(0, 0); }")
     stops: list[dict[str, Any]] = []
     for _ in range(most):
