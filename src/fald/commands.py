@@ -15,6 +15,8 @@ from fald.data import FederatedData
 from fald.errors import ConfigError, DiagnosticsError, FaldError, StorageError
 from fald.fit import fit
 from fald.fit_report import fit_document, fit_lines, is_fit, verdict_lines
+from fald.journal import NAME as JOURNAL
+from fald.journal import Journal
 from fald.models.base import Model
 from fald.planner import checks, foresee
 from fald.predict import predict
@@ -42,6 +44,8 @@ def set_precision(study: Study) -> None:
 def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.DataTree:
     """Run a study into a folder: ``study.json``, ``checkpoint/``, ``posterior.nc``, ``summary.json``.
 
+    ``rounds.jsonl`` there tells how the run goes.
+
     Raises
     ------
     ConfigError
@@ -67,7 +71,11 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.Da
     if not resume:  # a resumed run is first recognised as the same
         write_atomically(out / "study.json", about)
     try:
-        tree = _draws(study, model, data, progress=progress, checkpoint=Checkpoint(out / "checkpoint"))
+        journal = Journal(out)
+        journal.about["title"] = study.title
+        tree = _draws(
+            study, model, data, progress=progress, checkpoint=Checkpoint(out / "checkpoint"), journal=journal
+        )
     except FaldError as error:
         partial = getattr(error, "tree", None)
         if partial is not None and not isinstance(error, StorageError):
@@ -101,7 +109,7 @@ def _named(tree: xr.DataTree, study: Study) -> xr.DataTree:
 
 def forget_run(out: Path) -> None:
     """Remove the files of an earlier run from a folder, and nothing else."""
-    for name in ("posterior.nc", "partial.nc", "summary.json", "study.json"):
+    for name in ("posterior.nc", "partial.nc", "summary.json", "study.json", JOURNAL):
         (out / name).unlink(missing_ok=True)
     if (out / "checkpoint").exists():
         shutil.rmtree(out / "checkpoint")
