@@ -424,3 +424,30 @@ def test_files_without_a_key_are_refused(tmp_path):
     path.chmod(0o600)
     with pytest.raises(ConfigError, match="holds no Ed25519"):
         Identity.load(path)
+
+
+# a site whose messages are answered by one process after another
+
+
+def test_restored_session_goes_on_with_the_same_masks(sites):
+    values = numbers()
+    sites.uploads(values, round=1)
+    restored = {}
+    for name, session in sites.sessions.items():
+        exported = json.loads(json.dumps(session.export()))
+        restored[name] = Session.restore(sites.identities[name], exported)
+        assert restored[name].hello() == session.hello()
+    sites.sessions |= {name: restored[name] for name in "ac"}
+    np.testing.assert_array_equal(unmask_sum(sites.uploads(values, round=2)), fixed_point_sum(list(values)))
+
+
+def test_restored_session_remembers_what_was_answered(sites):
+    sites.uploads(numbers(), round=2, attempt=2)
+    session = Session.restore(sites.identities["a"], sites.sessions["a"].export())
+    for round, attempt, digest, why in [
+        (2, 2, TASK, "answered by another process"),
+        (2, 2, b"another", "different tasks"),
+        (2, 1, TASK, "is over"),
+    ]:
+        with pytest.raises(SecureSumError, match=why):
+            session.mask([1.0], round=round, attempt=attempt, digest=digest)

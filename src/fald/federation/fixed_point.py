@@ -107,18 +107,24 @@ def add(a: Words, b: Words) -> Words:
     >>> decode(add(encode([1.5]), encode([-4.0]))).tolist()
     [-2.5]
     """
-    low = a[0] + b[0]
-    return np.stack([low, a[1] + b[1] + (low < b[0])])
+    out = a + b
+    out[1] += out[0] < b[0]
+    return out
 
 
 def subtract(a: Words, b: Words) -> Words:
     """a − b modulo 2¹²⁸."""
-    return np.stack([a[0] - b[0], a[1] - b[1] - (a[0] < b[0])])
+    out = a - b
+    out[1] -= a[0] < b[0]
+    return out
 
 
 def negated(a: Words) -> Words:
     """−a modulo 2¹²⁸."""
-    return np.stack([-a[0], ~a[1] + (a[0] == 0)])
+    out = ~a
+    out[0] += np.uint64(1)
+    out[1] += out[0] == 0
+    return out
 
 
 def total(terms: Iterable[Words]) -> Words:

@@ -51,7 +51,7 @@ class _Answer(NamedTuple):
     attempt: int
     digest: bytes
     among: tuple[str, ...]
-    upload: Words
+    upload: Words | None  # None where another process made it
 
 
 class Session:
@@ -94,15 +94,44 @@ class Session:
         self.name, self.run, self.subsets = name, run, subsets
         self._identity = identity
         self._key = X25519PrivateKey.generate()
-        public = self._key.public_key().public_bytes_raw()
-        self._hello = {
-            "name": name,
-            "key": public.hex(),
-            "signature": identity.sign(_introduction(run, name, public)),
-        }
+        self._hello = self._introduced()
         self._pairs: dict[str, bytes] = {}
         self._transcript = b""
         self._last: _Answer | None = None
+
+    def export(self) -> dict[str, Any]:
+        """All that the session is, for a site whose next message another process will answer.
+
+        It holds the session's private key: write it where only its owner may read, and remove it at the end.
+        """
+        last = self._last
+        return {
+            "name": self.name,
+            "run": self.run,
+            "subsets": self.subsets,
+            "key": self._key.private_bytes_raw().hex(),
+            "pairs": {name: pair.hex() for name, pair in self._pairs.items()},
+            "transcript": self._transcript.hex(),
+            "last": None if last is None else [last.round, last.attempt, last.digest.hex(), list(last.among)],
+        }
+
+    @classmethod
+    def restore(cls, identity: Identity, exported: Mapping[str, Any]) -> Session:
+        """The session that ``export`` wrote down. What it answered last cannot be asked for again."""
+        session = cls(identity, exported["name"], exported["run"], subsets=exported["subsets"])
+        session._key = X25519PrivateKey.from_private_bytes(bytes.fromhex(exported["key"]))
+        session._hello = session._introduced()
+        session._pairs = {name: bytes.fromhex(pair) for name, pair in exported["pairs"].items()}
+        session._transcript = bytes.fromhex(exported["transcript"])
+        if exported["last"] is not None:
+            round, attempt, digest, among = exported["last"]
+            session._last = _Answer(round, attempt, bytes.fromhex(digest), tuple(among), None)
+        return session
+
+    def _introduced(self) -> dict[str, str]:
+        public = self._key.public_key().public_bytes_raw()
+        signature = self._identity.sign(_introduction(self.run, self.name, public))
+        return {"name": self.name, "key": public.hex(), "signature": signature}
 
     def hello(self) -> dict[str, str]:
         """Name, public key of this session, and the signature of both; plain text for JSON."""
@@ -217,6 +246,8 @@ class Session:
                 f"round {round}, attempt {attempt} was asked twice with different tasks",
                 hint="two answers under the same masks would show the difference of this site's numbers",
             )
+        if last.upload is None:
+            raise SecureSumError(f"round {round}, attempt {attempt} was answered by another process")
         return last.upload.copy()
 
     def mask(
@@ -350,4 +381,4 @@ def _stream(pair: bytes, use: bytes, count: int) -> Words:
     key = HKDFExpand(algorithm=SHA256(), length=32, info=use).derive(pair)
     # a key is used for one stream, so the nonce may be constant
     encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    return np.frombuffer(encryptor.update(bytes(16 * count)), "<u8").reshape(2, count).astype(np.uint64)
+    return np.frombuffer(encryptor.update(bytes(16 * count)), "<u8").reshape(2, count).astype(np.uint64, copy=False)
