@@ -23,6 +23,7 @@ from fald.models.base import Model
 from fald.planner import checks, foresee
 from fald.predict import predict
 from fald.results import draws_by_row, load, save, settings_of
+from fald.samplers.base import Method
 from fald.sampling import sample
 from fald.study import Study, make_study
 from fald.summaries import summary
@@ -56,12 +57,15 @@ class Remote(NamedTuple):
         Called at the end: what the result says of the federation.
     view
         What the coordinator sees of uploads, for privacy accounting.
+    prepare
+        The study's method with what the sites told of themselves.
     """
 
     data: FederatedData
     how: dict[str, Any]
     about: Callable[[], dict[str, Any]]
     view: Literal["server", "summed"]
+    prepare: Callable[[Method], Method]
 
 
 def run_study(
@@ -69,8 +73,8 @@ def run_study(
 ) -> xr.DataTree:
     """Run a study into a folder: ``study.json``, ``checkpoint/``, ``posterior.nc``, ``summary.json``.
 
-    ``rounds.jsonl`` there tells how the run goes. ``remote`` reaches the sites of a federation; without it the
-    study's files are read here.
+    ``rounds.jsonl`` there tells how the run goes. ``remote`` reaches the sites of a federation;
+    without it the study's files are read here.
 
     Raises
     ------
@@ -102,7 +106,7 @@ def run_study(
         journal.about["title"] = study.title
         how = {} if place is None else place.how
         how |= {"progress": progress, "checkpoint": Checkpoint(out / "checkpoint"), "journal": journal}
-        tree = _draws(study, model, data, "server" if place is None else place.view, **how)
+        tree = _draws(study, model, data, place, **how)
     except FaldError as error:
         partial = getattr(error, "tree", None)
         if partial is not None and not isinstance(error, StorageError):
@@ -121,14 +125,16 @@ def run_study(
     return tree
 
 
-def _draws(study: Study, model: Model, data: FederatedData, view: Any, **how: Any) -> xr.DataTree:
+def _draws(study: Study, model: Model, data: FederatedData, place: Remote | None, **how: Any) -> xr.DataTree:
     """FA-LD with the study's settings; without any, the few-round method that suits it."""
     if study.sampler is None:
         return fit(study.fit.seed, model, data, **study.fit.arguments(), **how)
     given = study.sampler.arguments()
     privacy = study.protection()
-    if privacy is not None:
-        privacy = replace(privacy, view=view)
+    if place is not None:
+        privacy = None if privacy is None else replace(privacy, view=place.view)
+        if "method" in given:
+            given["method"] = place.prepare(given["method"])
     return sample(study.sampler.seed, model, data, **given, privacy=privacy, **how)
 
 
