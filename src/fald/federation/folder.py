@@ -15,6 +15,7 @@ import datetime
 import ipaddress
 import json
 import re
+import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,7 @@ from fald.checkpoint import write_atomically
 from fald.errors import ConfigError, StorageError
 
 SETTINGS = "federation.toml"
-ROSTER = "roster.json"
+ROSTER, SUBMITTED = "roster.json", "submitted.jsonl"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _HOST = re.compile(
     r"(?=.{1,64}$)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
@@ -33,12 +34,12 @@ _RESERVED = {"server", "coordinator", "authority", "all"}  # words of the engine
 
 
 @dataclass(frozen=True)
-class Federation:
+class FederationSettings:
     """What ``federation.toml`` says.
 
     Examples
     --------
-    >>> trial = Federation("trial", ("north", "south"), "127.0.0.1", 8002)
+    >>> trial = FederationSettings("trial", ("north", "south"), "127.0.0.1", 8002)
     >>> trial.engine, trial.sites
     ('nvflare', ('north', 'south'))
     """
@@ -91,13 +92,13 @@ def parse_sites(text: str) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def make_federation(name: str, sites: tuple[str, ...], host: str, port: int) -> Federation:
+def new_settings(name: str, sites: tuple[str, ...], host: str, port: int) -> FederationSettings:
     """A checked description of a new federation."""
     check_name(name, "federation")
     if not _HOST.fullmatch(host) or _is_bad_address(host):
         raise ConfigError(
             f"--host {host!r} is no host name or IPv4 address",
-            hint="the name or address at which the sites reach the coordinator; 127.0.0.1 for a trial on one machine",
+            hint="at which the sites reach the coordinator; 127.0.0.1 if all are on one machine",
         )
     if not 1024 <= port <= 65535:
         raise ConfigError(f"--port must be from 1024 to 65535; got {port}")
@@ -106,7 +107,7 @@ def make_federation(name: str, sites: tuple[str, ...], host: str, port: int) -> 
             f"the host {host!r} has the name of a site", hint="choose another name for the site"
         )
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return Federation(name, sites, host, port, created=created)
+    return FederationSettings(name, sites, host, port, created=created)
 
 
 def _is_bad_address(host: str) -> bool:
@@ -119,7 +120,7 @@ def _is_bad_address(host: str) -> bool:
         return True
 
 
-def read_federation(folder: Path) -> Federation:
+def read_settings(folder: Path) -> FederationSettings:
     """The description in a federation's folder.
 
     Raises
@@ -135,7 +136,7 @@ def read_federation(folder: Path) -> Federation:
         )
     try:
         values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        return Federation(**{**values, "sites": tuple(values["sites"])})
+        return FederationSettings(**{**values, "sites": tuple(values["sites"])})
     except (tomllib.TOMLDecodeError, TypeError, KeyError, UnicodeDecodeError) as error:
         raise StorageError(f"{path} is damaged ({error})", hint="restore it from a copy") from error
 
@@ -150,3 +151,17 @@ def enter_roster(folder: Path, site: str, public_key: str) -> None:
     """Remember a site's public identity key; another key for the same site replaces it."""
     roster = {**read_roster(folder), site: public_key}
     write_atomically(folder / ROSTER, json.dumps(dict(sorted(roster.items())), indent=1).encode())
+
+
+def remember_submitted(folder: Path, job_id: str, out: str) -> None:
+    """Note a submitted run and where its results go."""
+    line = {"time": time.time(), "job": job_id, "out": out}
+    with open(folder / SUBMITTED, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def read_submitted(folder: Path) -> list[dict[str, Any]]:
+    """Submitted runs, oldest first."""
+    path = folder / SUBMITTED
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.strip()]

@@ -17,7 +17,7 @@ from typing import Any
 
 from fald.checkpoint import write_atomically
 from fald.errors import ConfigError, FederationError, StorageError
-from fald.federation.folder import Federation
+from fald.federation.folder import FederationSettings
 
 AUTHORITY_DAYS, MEMBER_DAYS = 3650, 1095
 REQUEST = "request.json"
@@ -131,7 +131,7 @@ def make_request(kit: Path, federation: str, site: str, identity: str) -> dict[s
     return request
 
 
-def read_request(path: Path, federation: Federation) -> tuple[dict[str, str], Any]:
+def read_request(path: Path, federation: FederationSettings) -> tuple[dict[str, str], Any]:
     """A checked request and the public key it asks a certificate for."""
     from cryptography import x509
 

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import logging
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,56 +16,134 @@ from pathlib import Path
 from typing import Any
 
 from fald.errors import FederationError
-from fald.federation.folder import Federation, read_federation
+from fald.federation.folder import FederationSettings, read_settings, read_submitted, remember_submitted
 from fald.federation.nvflare import require_nvflare
 from fald.federation.nvflare.kits import CLASSES, COORDINATOR
 
 JOB = "fald"
 _WAIT = 15.0  # seconds to reach the server
 _FINISHED = "FINISHED:"
+_UNFINISHED = ("waiting", "running")
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What the server knows: sites with the time they were last heard of, and the jobs that run."""
+    """What the server knows.
+
+    Attributes
+    ----------
+    sites
+        Sites that have joined, with the time (Unix seconds) they were last heard of.
+    jobs
+        Jobs that have a process.
+    """
 
     sites: dict[str, float]
     jobs: tuple[str, ...]
 
 
-@contextlib.contextmanager
-def session(kit: Path, user: str = COORDINATOR) -> Iterator[Any]:
-    """A logged-in session with the server of a federation.
+class Session:
+    """A login at the server of a federation.
+
+    Parameters
+    ----------
+    kit
+        Folder of a user's kit.
+    user
+        Its user.
 
     Raises
     ------
     FederationError
         If the server is not reached or refuses the user.
     """
-    require_nvflare()
-    from nvflare.fuel.flare_api import flare_api
 
-    with _quiet():
+    def __init__(self, kit: Path, user: str = COORDINATOR):
+        require_nvflare()
+        from nvflare.fuel.flare_api import flare_api
+
+        _check_listening(kit)
+        with _quiet():
+            self._api = flare_api.Session(user, str(kit.resolve()))
+            self._api.api.auto_login_max_tries = 1
         try:
-            opened = flare_api.new_secure_session(
-                user, str(kit.resolve()), timeout=_WAIT, auto_login_max_tries=1
-            )
+            with _quiet():
+                self._api.try_connect(_WAIT)
+        except KeyboardInterrupt:
+            self._hang_up()
+            raise
         except Exception as error:
+            self._hang_up()
             raise FederationError(
-                f"the server of the federation is not reached, or refuses the user: {_said(error)}",
-                hint="is 'fald federation serve' running, and do host and port of federation.toml lead to it?",
+                f"the federation's server is not reached, or refuses the user: {_said(error)}",
+                hint="is 'fald federation serve' running, and is it at the host and port of federation.toml?",
             ) from error
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with contextlib.suppress(Exception), _quiet():
+            self._api.close()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """End the connection's threads, which would keep the program from ending."""
+        with contextlib.suppress(Exception), _quiet():
+            self._api.api.close()
+
+    def _do(self, name: str, *arguments: Any) -> Any:
         try:
-            yield opened
-        finally:
-            with contextlib.suppress(Exception):
-                opened.close()
+            with _quiet():
+                return getattr(self._api, name)(*arguments)
+        except Exception as error:
+            raise FederationError(f"the federation's server refuses: {_said(error)}") from error
+
+    def situation(self) -> Situation:
+        """Sites and running jobs."""
+        found = self._do("get_system_info")
+        sites = {c.name: float(c.last_connect_time or 0.0) for c in found.client_info}
+        return Situation(dict(sorted(sites.items())), tuple(j.job_id for j in found.job_info))
+
+    def submit(self, path: Path) -> str:
+        """Submit a job's folder; returns its id."""
+        return self._do("submit_job", str(path))
+
+    def state(self, job_id: str) -> str:
+        """How a job stands: ``waiting``, ``running``, ``done``, ``aborted`` or ``failed``."""
+        return _state(str(self._do("get_job_status", job_id)))
+
+    def unfinished(self) -> list[str]:
+        """Jobs that have not ended; after a kill -9 of the server some never will."""
+        return [j["job_id"] for j in self._do("list_jobs") if _state(str(j["status"])) in _UNFINISHED]
+
+    def abort(self, job_id: str, patience: float) -> str:
+        """Stop a job and wait until it has ended; returns its state."""
+        with contextlib.suppress(FederationError):  # it may have ended meanwhile
+            self._do("abort_job", job_id)
+        end = time.monotonic() + patience
+        while (state := self.state(job_id)) in _UNFINISHED and time.monotonic() < end:
+            time.sleep(0.5)
+        return state
 
 
-def submit(
-    folder: Path, job: dict[str, Any], *, user_kit: Path | None = None, user: str = COORDINATOR
-) -> str:
-    """Submit a run to the server; returns the engine's job id.
+def _check_listening(kit: Path) -> None:
+    """Say at once when nothing listens; the engine's library would try for long."""
+    admin = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]
+    try:
+        socket.create_connection((admin["host"], admin["port"]), timeout=5.0).close()
+    except OSError as error:
+        raise FederationError(
+            f"no server answers at {admin['host']}:{admin['port']} ({error.strerror or error})",
+            hint="start it with: fald federation serve NAME",
+        ) from error
+
+
+def submit(folder: Path, job: dict[str, Any]) -> str:
+    """Submit a run to the server of a federation; returns the engine's job id.
+
+    A job that the engine still counts as running for the same output folder, or that has lost its process, is
+    aborted first: the run goes on from its checkpoint in a new job.
 
     Parameters
     ----------
@@ -76,26 +155,49 @@ def submit(
     Raises
     ------
     FederationError
-        If the server is not reached, refuses the user, or not all sites are there.
+        If the server is not reached, refuses the user, sites are missing, or another run is going on.
     """
-    federation = read_federation(folder)
-    with session(user_kit or folder / "coordinator", user) as opened:
-        present = _situation(opened).sites
-        missing = [site for site in federation.sites if site not in present]
+    federation = read_settings(folder)
+    with Session(folder / "coordinator") as session:
+        present = session.situation()
+        missing = [site for site in federation.sites if site not in present.sites]
         if missing:
             raise FederationError(
                 f"not all sites have joined: {', '.join(missing)} missing",
-                hint="fald federation join KIT --data FILE at each of them; fald federation status shows who is there",
+                hint="fald federation join KIT --data FILE at each; fald federation status shows who is there",
             )
+        _make_way(folder, session, present, str(job["out"]))
         with tempfile.TemporaryDirectory() as scratch:
-            path = write_job(Path(scratch), federation, job)
-            try:
-                return opened.submit_job(str(path))
-            except Exception as error:
-                raise FederationError(f"the server refuses the run: {_said(error)}") from error
+            job_id = session.submit(write_job(Path(scratch), federation, job))
+    remember_submitted(folder, job_id, str(job["out"]))
+    return job_id
 
 
-def write_job(folder: Path, federation: Federation, job: dict[str, Any]) -> Path:
+def _make_way(folder: Path, session: Session, present: Situation, out: str) -> None:
+    places = {line["job"]: line["out"] for line in read_submitted(folder)}
+    for job_id in session.unfinished():
+        alive = job_id in present.jobs or session.state(job_id) == "waiting"
+        if alive and places.get(job_id) != out:
+            raise FederationError(
+                f"another run is going on, into {places.get(job_id, 'an unknown folder')}",
+                hint="wait for its end, or stop it with: fald federation stop NAME",
+            )
+        session.abort(job_id, patience=30.0)
+
+
+def abort(folder: Path, job_id: str, *, patience: float = 30.0) -> str:
+    """Stop a job and wait until it has ended; returns its state."""
+    with Session(folder / "coordinator") as session:
+        return session.abort(job_id, patience)
+
+
+def job_state(folder: Path, job_id: str) -> str:
+    """How a job stands: ``waiting``, ``running``, ``done``, ``aborted`` or ``failed``."""
+    with Session(folder / "coordinator") as session:
+        return session.state(job_id)
+
+
+def write_job(folder: Path, federation: FederationSettings, job: dict[str, Any]) -> Path:
     """The engine's description of a job: two class names, and no code."""
     packed = base64.b64encode(json.dumps(job).encode()).decode()
     root = folder / JOB
@@ -118,36 +220,6 @@ def write_job(folder: Path, federation: Federation, job: dict[str, Any]) -> Path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1))
     return root
-
-
-def job_state(folder: Path, job_id: str) -> str:
-    """How a job stands: ``waiting``, ``running``, ``done``, ``aborted`` or ``failed``."""
-    with session(folder / "coordinator") as opened:
-        return _state(opened, job_id)
-
-
-def abort(folder: Path, job_id: str, *, patience: float = 30.0) -> str:
-    """Stop a job and wait until it has ended; returns its state."""
-    with session(folder / "coordinator") as opened:
-        with contextlib.suppress(Exception):  # it may have ended meanwhile
-            opened.abort_job(job_id)
-        end = time.monotonic() + patience
-        while (state := _state(opened, job_id)) in ("waiting", "running") and time.monotonic() < end:
-            time.sleep(0.5)
-    return state
-
-
-def situation(folder: Path) -> Situation:
-    """Which sites the server has heard of, and which jobs run."""
-    with session(folder / "coordinator") as opened:
-        return _situation(opened)
-
-
-def running_jobs(folder: Path) -> tuple[str, ...]:
-    """Jobs that are submitted and have not ended; a killed server may leave one that never will."""
-    with session(folder / "coordinator") as opened:
-        listed = opened.list_jobs()
-        return tuple(j["job_id"] for j in listed if not str(j["status"]).startswith(_FINISHED))
 
 
 class Watchdog:
@@ -181,21 +253,11 @@ class Watchdog:
         return now - self._moved > self.seconds
 
 
-def _state(opened: Any, job_id: str) -> str:
-    try:
-        status = str(opened.get_job_status(job_id))
-    except Exception as error:
-        raise FederationError(f"the server does not say how the run stands: {_said(error)}") from error
+def _state(status: str) -> str:
     if status.startswith(_FINISHED):
         ending = status.removeprefix(_FINISHED)
         return {"COMPLETED": "done", "ABORTED": "aborted"}.get(ending, "failed")
     return "running" if status == "RUNNING" else "waiting"
-
-
-def _situation(opened: Any) -> Situation:
-    found = opened.get_system_info()
-    sites = {c.name: float(c.last_connect_time or 0.0) for c in found.client_info}
-    return Situation(dict(sorted(sites.items())), tuple(j.job_id for j in found.job_info))
 
 
 def _said(error: Exception) -> str:

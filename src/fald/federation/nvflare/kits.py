@@ -16,7 +16,7 @@ from typing import Any
 
 from fald.checkpoint import write_atomically
 from fald.errors import ConfigError, FederationError, StorageError
-from fald.federation.folder import SETTINGS, Federation, enter_roster, read_roster
+from fald.federation.folder import SETTINGS, FederationSettings, enter_roster, read_roster
 from fald.federation.nvflare.certificates import (
     REQUEST,
     Authority,
@@ -37,7 +37,7 @@ _ROLE = "lead"
 _DEAD = 120  # seconds without a heartbeat after which the server forgets a site
 
 
-def make_kits(folder: Path, federation: Federation) -> None:
+def make_kits(folder: Path, federation: FederationSettings) -> None:
     """Make the folder of a federation: authority, server, coordinator, and a kit without secrets per site.
 
     Raises
@@ -65,7 +65,7 @@ def make_kits(folder: Path, federation: Federation) -> None:
 
 
 def approve(
-    folder: Path, federation: Federation, path: Path, *, again: bool = False
+    folder: Path, federation: FederationSettings, path: Path, *, again: bool = False
 ) -> tuple[str, str, Path]:
     """Give a site the certificate that it asks for, and remember its identity key.
 
@@ -95,7 +95,7 @@ def approve(
     return site, fingerprint(request), answer
 
 
-def approve_waiting(folder: Path, federation: Federation) -> list[str]:
+def approve_waiting(folder: Path, federation: FederationSettings) -> list[str]:
     """Approve sites whose kits lie in the federation's own folder and hold a first request.
 
     Whoever can write there has the authority's key as well, so nothing is given away.
@@ -125,7 +125,7 @@ def read_kit(kit: Path) -> dict[str, Any]:
         ) from error
 
 
-def make_user(kit: Path, federation: Federation, authority: Authority, name: str, role: str) -> None:
+def make_user(kit: Path, federation: FederationSettings, authority: Authority, name: str, role: str) -> None:
     """A kit with which a user of the server logs in; only the role ``lead`` may submit runs."""
     startup = _make_folders(kit, authority)
     authority.issue(startup, "client", name, role=role)
@@ -150,7 +150,7 @@ def make_user(kit: Path, federation: Federation, authority: Authority, name: str
     _write(kit / "local" / "resources.json", {"format_version": 1, "admin": waits})
 
 
-def _make_server(kit: Path, federation: Federation, authority: Authority) -> None:
+def _make_server(kit: Path, federation: FederationSettings, authority: Authority) -> None:
     startup = _make_folders(kit, authority)
     authority.issue(startup, "server", federation.host, host=federation.host)
     server = {
@@ -171,7 +171,7 @@ def _make_server(kit: Path, federation: Federation, authority: Authority) -> Non
     _write_unit(kit / "server.service", f"fald server of federation {federation.name}", command)
 
 
-def _make_site(kit: Path, federation: Federation, authority: Authority, site: str) -> None:
+def _make_site(kit: Path, federation: FederationSettings, authority: Authority, site: str) -> None:
     startup = _make_folders(kit, authority)
     server = {
         "name": federation.name,
@@ -206,7 +206,7 @@ def _make_folders(kit: Path, authority: Authority) -> Path:
     return kit / "startup"
 
 
-def place_stores(kit: Path, federation: Federation) -> None:
+def place_stores(kit: Path, federation: FederationSettings) -> None:
     """Tell the server where its stores are; again at every start, because the folder may have moved."""
     _write(kit / "local" / "resources.json", _server_resources(kit.resolve(), len(federation.sites)))
 

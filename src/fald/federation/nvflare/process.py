@@ -120,8 +120,24 @@ def end_family(pid: int) -> None:
     psutil.wait_procs(alive, timeout=_PATIENCE)
 
 
-def keep_running(supervisor: Supervisor, report: Callable[[str], None], look: Callable[[], str]) -> None:
-    """Run until Ctrl-C or SIGTERM; ``look`` gives a status line, reported when it changes.
+def keep_running(
+    supervisor: Supervisor,
+    report: Callable[[str], None],
+    look: Callable[[], str],
+    leave: Callable[[], None] = lambda: None,
+) -> None:
+    """Run until Ctrl-C or SIGTERM.
+
+    Parameters
+    ----------
+    supervisor
+        What is kept running.
+    report
+        Takes lines of news.
+    look
+        Gives a status line, which is reported when it changes.
+    leave
+        Called before the process is ended.
 
     Raises
     ------
@@ -145,6 +161,9 @@ def keep_running(supervisor: Supervisor, report: Callable[[str], None], look: Ca
                 report(line)
                 last = line
             time.sleep(0.5)
+    except KeyboardInterrupt:
+        report("stopping")
+        leave()
     finally:
         supervisor.stop()
 
