@@ -37,8 +37,8 @@ def init(folder: Path, sites: str, host: str, port: int) -> str:
     kit = folder / "sites" / federation.sites[0]
     return "\n".join(
         [
-            f"Made the federation {federation.name} in {folder}: {count} sites ({', '.join(federation.sites)}), "
-            f"server at {host}:{port}.",
+            f"Made the federation {federation.name} in {folder}, server at {host}:{port}, "
+            f"{count} sites: {', '.join(federation.sites)}.",
             f"Keep {folder / 'authority'} to yourself: it decides who belongs to the federation.",
             f"Give each site its folder of {folder / 'sites'}; it holds no secret.",
             "Next:",
@@ -69,9 +69,7 @@ def serve(folder: Path, report: Report) -> None:
     kit = folder / "server"
     _check_port(federation.host, federation.port)
     kits.place_stores(kit, federation)
-    report(
-        f"Serving the federation {federation.name} at {federation.host}:{federation.port}; Ctrl-C stops it."
-    )
+    report(f"Serving {federation.name} at {federation.host}:{federation.port}; Ctrl-C stops it.")
     observer = _Observer(folder)
     supervisor = Supervisor("server", kit, federation.host, federation.name)
 
@@ -155,9 +153,8 @@ def join(
     read_policy(policy)
     place = (state or kit / "site").resolve()
     site = write_site(place, about["site"], data, policy)
-    report(
-        f"Site {about['site']} of {about['federation']}: {rows:,} rows in {data}, rules: {policy or 'default'}"
-    )
+    rules = f"rules of {policy}" if policy else "default rules"
+    report(f"Site {about['site']} of {about['federation']}: {rows:,} rows in {data}, {rules}")
     identity = _identity(read_site(site).identity)
     _await_certificate(kit, about, identity, report, patience)
     supervisor = Supervisor("site", kit, about["site"], about["federation"], {"FALD_SITE": str(site)})

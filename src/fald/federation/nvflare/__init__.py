@@ -1,7 +1,7 @@
 """NVIDIA FLARE as the engine: kits with certificates, long-lived processes, and what carries messages.
 
-Nothing outside this package imports ``nvflare``; inside, only functions and the modules that the engine itself
-loads do, so that commands can say what is missing.
+Nothing outside this package imports ``nvflare``; inside, only functions do, and the module that the engine
+itself loads, so that commands can say what is missing.
 """
 
 from __future__ import annotations

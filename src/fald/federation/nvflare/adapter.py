@@ -157,8 +157,8 @@ class Coordinator(Controller):
 
 
 def _job_link(abort_signal: Signal, fl_ctx: FLContext) -> CellLink:
-    engine = fl_ctx.get_engine()
-    cell, job_id = engine.get_cell(), fl_ctx.get_job_id()
+    engine: Any = fl_ctx.get_engine()
+    cell, job_id = engine.get_cell(), str(fl_ctx.get_job_id())
     addresses = {c.name: FQCN.join([c.get_fqcn(), job_id]) for c in engine.get_clients()}
 
     def request(
@@ -202,9 +202,10 @@ class SiteExecutor(Executor):
         return make_reply(TaskCode.TASK_UNKNOWN)
 
     def _start(self, event_type: str, fl_ctx: FLContext) -> None:
-        self._coordinator = FQCN.join([FQCN.ROOT_SERVER, fl_ctx.get_job_id()])
+        self._coordinator = FQCN.join([FQCN.ROOT_SERVER, str(fl_ctx.get_job_id())])
         self._worker = self._thread.submit(_site_worker)  # reads the rows before the first message comes
-        cell = fl_ctx.get_engine().get_cell()
+        engine: Any = fl_ctx.get_engine()
+        cell = engine.get_cell()
         cell.register_request_cb(channel=CHANNEL, topic=TOPIC, cb=self._receive)
         cell.register_request_cb(channel=CHANNEL, topic=READY, cb=lambda request: _reply(b""))
 

@@ -164,7 +164,7 @@ def submit(folder: Path, job: dict[str, Any]) -> str:
         if missing:
             raise FederationError(
                 f"not all sites have joined: {', '.join(missing)} missing",
-                hint="fald federation join KIT --data FILE at each; fald federation status shows who is there",
+                hint="fald federation join KIT --data FILE at each; see fald federation status NAME",
             )
         _make_way(folder, session, present, str(job["out"]))
         with tempfile.TemporaryDirectory() as scratch:

@@ -1,7 +1,7 @@
 """NVIDIA FLARE's long-lived processes: one per party, started in the foreground and restarted when it dies.
 
-Run as a program, ``python -m fald.federation.nvflare.process server|site KIT NAME ORG``, it becomes the engine's
-process and ends with the process that started it, so that nothing is left behind by a kill -9.
+Run as a program, ``python -m fald.federation.nvflare.process server|site KIT NAME ORG``, it becomes the
+engine's process, and ends with the process that started it, so that a kill -9 leaves nothing behind.
 """
 
 from __future__ import annotations
