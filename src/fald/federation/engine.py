@@ -26,7 +26,7 @@ from fald.types import PyTree, float_dtype
 Array = NDArray[Any]
 _SERVER_STREAMS = (Stream.SHARED_NOISE, Stream.SERVER_CHOICE)
 _ROUNDS_AT_ONCE = 16
-_TOP_UP = 2**32 - 1  # step that addresses the server's own noise in the stream of what it draws
+_TOP_UP = 2**31 - 1  # step that addresses the noise added here, apart from what the method draws
 
 
 class RemoteExchange:
