@@ -26,13 +26,16 @@ from fald.checkpoint import write_atomically
 from fald.commands import set_precision
 from fald.data import FederatedData
 from fald.errors import ConfigError, FaldError, FederationError, PolicyError, SecureSumError
-from fald.federation import account, wire
+from fald.federation import wire
+from fald.federation.account import Account, check_weights, open_account
 from fald.federation.langevin import LangevinSite, Task
+from fald.federation.ledger import Ledger
 from fald.federation.policy import Policy, Proposal, read_policy
 from fald.federation.secure import Identity, Session
 from fald.fewround.evaluate import Site, make_site
 from fald.fewround.site import answer, expand
 from fald.models.base import Model
+from fald.privacy.guard import bounded_sensitivity
 from fald.sampling import check_model
 from fald.study import Study, make_study
 from fald.version import __version__
@@ -174,7 +177,10 @@ class SiteWorker:
         study = _remote_study(v["study"])
         set_precision(study)
         data = self._rows(study)
-        self.policy.check(_proposal(study, bool(v["secure"]), data.num_rows))
+        model = study.build_model(data.features)
+        check_model(model, data)
+        proposal = _proposal(study, bool(v["secure"]), data.num_rows, model.dim)
+        self.policy.check(proposal)
         folder = self._folder(ids[0])
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         known = _read_json(folder / "run.json")
@@ -192,13 +198,13 @@ class SiteWorker:
             "secret": secrets.token_hex(8),
         }
         run = _Run(self, folder, about, study, data)
-        check_model(run.model, data)
         run.introduce()
         self._run = run
         self.log(f"run {ids[0]}: accepted, {data.num_rows} rows")
-        if data.num_rows <= max(run.model.dim, 5) and not (about["secure"] or study.privacy):
-            self.log("warning: so few rows that unsummed uploads describe them; ask for a secure sum")
-        self._note(run=ids[0], round=0)
+        warnings = self.policy.warnings(proposal)
+        for line in warnings:
+            self.log(f"warning: {line}")
+        self._note(run=ids[0], round=0, warnings=warnings)
         told = {"rows": data.num_rows, "features": list(data.features), "hello": run.hello}
         types = {f"row_{i}": np.zeros((0, *a.shape[1:]), a.dtype) for i, a in enumerate(_leaves(data))}
         return told, types
@@ -213,8 +219,6 @@ class SiteWorker:
         if sizes[names.index(mine)] != run.data.num_rows:
             raise FederationError("the roster gives this site another number of rows")
         run.begin(names, sizes, v.get("hellos") or {}, self._pins(v.get("identities") or {}), message.arrays)
-        if run.study.privacy is not None:
-            account.reserve(self.settings, self.policy, run.study, names, sizes, run.about["session"])
         return {}, {}
 
     def _end(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -275,7 +279,8 @@ class SiteWorker:
             )
         if self.policy.max_rounds is not None and number > self.policy.max_rounds:
             raise PolicyError(f"it answers at most {self.policy.max_rounds} rounds (max-rounds of its policy)")
-        arrays = run.ask(message, digest) if message.kind == "ask" else run.round(message, digest)
+        again = last is not None and number == last.round  # the same numbers under other masks
+        arrays = run.ask(message, digest) if message.kind == "ask" else run.round(message, digest, again)
         reply = self._reply(about, {}, arrays)
         run.remember(_Last(number, attempt, digest, task, reply))
         self._note(run=run.about["run"], round=number)
@@ -324,6 +329,7 @@ class _Run:
         self._site: Site | None = None
         self._langevin: LangevinSite | None = None
         self._last: _Last | None = None
+        self._account: Account | None = None
 
     def introduce(self) -> None:
         """Make the keys of the session, and write down what the run is."""
@@ -350,7 +356,29 @@ class _Run:
         self.about |= {"names": names, "sizes": sizes}
         if "start" in arrays:
             self.about |= {"start": arrays["start"].tolist(), "root": arrays["root"].tolist()}
+        if self.study.privacy is not None:
+            self._open_account().begin()
         self._save()
+
+    def _open_account(self) -> Account:
+        """What the site charges for a private run."""
+        if self._account is None:
+            limits = self.worker.policy.privacy
+            self._account = open_account(
+                Ledger(self.worker.settings.state / "ledger.jsonl", limits.max_epsilon, limits.delta),
+                self.about["run"],
+                self.folder,
+                self.study,
+                self.about["sizes"],
+                self._place,
+                sensitivity=bounded_sensitivity(self.model, self.data),
+                summed=self.about["secure"],
+            )
+        return self._account
+
+    @property
+    def _place(self) -> int:
+        return self.about["names"].index(self.worker.settings.name)
 
     def _save(self) -> None:
         session = None if self._session is None else self._session.export()
@@ -402,7 +430,7 @@ class _Run:
         flat = np.concatenate([a.ravel() for a in arrays.values()])
         return {"masked": self._masked(message, flat, digest, saturate=True), **_shapes(arrays)}
 
-    def round(self, message: wire.Message, digest: bytes) -> dict[str, Array]:
+    def round(self, message: wire.Message, digest: bytes, again: bool) -> dict[str, Array]:
         """Take the local steps of a round; with a secure sum only the masked weighted part leaves."""
         self._require_begun()
         if self._langevin is None:
@@ -411,7 +439,10 @@ class _Run:
         v, weights = message.values, message.arrays["weight"]
         if weights.ndim != 2 or weights.shape[1] != len(self.about["names"]):
             raise FederationError("the coordinator's weights do not fit the roster")
-        weight = weights[:, self.about["names"].index(self.worker.settings.name)]
+        weight = weights[:, self._place]
+        if self.study.privacy is not None and not again:
+            releases = check_weights(self.study, self.about["sizes"], self._place, weight)
+            self._open_account().pay(releases)
         upload = self._langevin.answer(Task(int(v["round"]) - 1, weight, leaves, int(v["saved"])))
         if self._session is None:
             return {f"leaf_{i}": a for i, a in enumerate(jax.tree.leaves(upload))}
@@ -441,13 +472,12 @@ class _Run:
         root = np.asarray(self.about["root"], np.uint32)
         entropy = self.study.privacy is not None and self.study.privacy.client_noise == "entropy"
         own = np.frombuffer(bytes.fromhex(self.about["secret"]), np.uint32) if entropy else root
-        names = self.about["names"]
         return LangevinSite(
             self.model,
             method,
             sampler.participation,
             self.data,
-            names.index(self.worker.settings.name),
+            self._place,
             self.about["sizes"],
             (root, own),
             np.asarray(self.about["start"]),
@@ -483,7 +513,7 @@ def _remote_study(tree: Mapping[str, Any]) -> Study:
     return make_study({**tree, "data": data, "folder": "."}, "the coordinator's study")
 
 
-def _proposal(study: Study, secure: bool, rows: int) -> Proposal:
+def _proposal(study: Study, secure: bool, rows: int, dim: int) -> Proposal:
     s = study.sampler
     return Proposal(
         columns=(study.data.target, *study.data.features),
@@ -495,6 +525,7 @@ def _proposal(study: Study, secure: bool, rows: int) -> Proposal:
         rounds=study.fit.max_rounds if s is None else s.num_rounds,
         chains=1 if s is None else s.num_chains,
         rows=rows,
+        dim=dim,
         epsilon=None if study.privacy is None else study.privacy.max_epsilon,
         delta=None if study.privacy is None else study.privacy.delta,
     )
