@@ -82,13 +82,8 @@ def run_study(
         If the folder already holds a run and ``resume`` is not set.
     """
     set_precision(study)
+    check_folder(out, resume)
     result = out / "posterior.nc"
-    if not resume and (result.exists() or (out / "checkpoint").exists()):
-        raise ConfigError(
-            f"{out} already holds a run", hint="go on with --resume, or choose another folder with --out"
-        )
-    if resume and not (out / "checkpoint").exists():
-        raise ConfigError(f"nothing to resume in {out}", hint="run without --resume, or check --out")
     place = None if remote is None else remote()
     data = study.read_data() if place is None else place.data
     model = study.build_model(data.features)
