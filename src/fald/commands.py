@@ -120,6 +120,16 @@ def run_study(
     return tree
 
 
+def check_folder(out: Path, resume: bool) -> None:
+    """Refuse to begin a run where one is, or to resume where none is."""
+    if not resume and ((out / "posterior.nc").exists() or (out / "checkpoint").exists()):
+        raise ConfigError(
+            f"{out} already holds a run", hint="go on with --resume, or choose another folder with --out"
+        )
+    if resume and not (out / "checkpoint").exists():
+        raise ConfigError(f"nothing to resume in {out}", hint="run without --resume, or check --out")
+
+
 def _draws(study: Study, model: Model, data: FederatedData, place: Remote | None, **how: Any) -> xr.DataTree:
     """FA-LD with the study's settings; without any, the few-round method that suits it."""
     if study.sampler is None:
