@@ -237,7 +237,8 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
     if is_fit(tree):
         table = tables.summary_text(summary(tree, level=level), units)
         said = f"{count} sites, {rows:,} rows{sizes}; sites exchanged sums over rows, not rows"
-        return "\n".join([title, said, *fit_lines(tree), "", table, "", *verdict_lines(tree)])
+        lines = [title, said, *fit_lines(tree), *federation_lines(tree)]
+        return "\n".join([*lines, "", table, "", *verdict_lines(tree)])
     settings = settings_of(tree)
     chains, asked, done = settings["num_chains"], settings["num_rounds"], int(tree.attrs["rounds_done"])
     rounds = f"{asked:,} rounds" if done + settings["thinning"] > asked else f"{done:,} of {asked:,} rounds"
@@ -245,6 +246,7 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
         title,
         f"{count} sites, {rows:,} rows{sizes}; sites exchanged parameters, not rows",
         f"{rounds} of {settings['local_steps']} local steps, {chains} chain{'s' if chains > 1 else ''}",
+        *federation_lines(tree),
         "",
     ]
     if tree.attrs["point_estimate"]:
@@ -266,6 +268,26 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
     if "privacy_statement" in tree.attrs:
         lines.append(tree.attrs["privacy_statement"].splitlines()[0])
     return "\n".join(lines)
+
+
+def federation_lines(tree: xr.DataTree) -> list[str]:
+    """What a result says of the federation it came from; nothing for a run in one process."""
+    if "federation" not in tree.attrs:
+        return []
+    about = json.loads(tree.attrs["federation"])
+    if about["secure_sum"]:
+        lines = ["Secure sum: the coordinator saw sums over sites only."]
+    else:
+        lines = [f"No secure sum ({about['why_not']}): the coordinator saw the upload of every single site."]
+    if about["arrival_based"]:
+        lines.append(
+            "Participants were those who answered in time: slow sites count for less than they should."
+        )
+    if about["dropouts"]:
+        rounds = len(about["dropouts"])
+        sites = sorted({site for d in about["dropouts"] for site in d["silent"]})
+        lines.append(f"Sites that were silent in {rounds} rounds: {', '.join(sites)}.")
+    return lines
 
 
 def require_clean(tree: xr.DataTree) -> None:

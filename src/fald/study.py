@@ -469,4 +469,9 @@ prior-scale = 2.5          # coefficients ~ Normal(0, prior-scale)
 # delta = 1e-5             # well below one over the rows of a site
 # max-epsilon = 2.0        # stop before the round that would exceed it
 # client-noise = "entropy" # "seeded" is a simulation and protects nobody
+
+# For "fald run --federation": what to do about sites that do not answer. All keys may be left out.
+# [federation]
+# timeout = 60             # seconds
+# dropout = "retry"        # or "fail", or "reweight"
 """
