@@ -7,6 +7,7 @@ from the rows. The details are in the site's own log.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import secrets
@@ -25,13 +26,13 @@ from numpy.typing import NDArray
 from fald.checkpoint import write_atomically
 from fald.commands import set_precision
 from fald.data import FederatedData
-from fald.errors import ConfigError, FaldError, FederationError, PolicyError, SecureSumError
+from fald.errors import ConfigError, FaldError, FederationError, PolicyError, PrivacyError, SecureSumError
 from fald.federation import wire
 from fald.federation.account import Account, check_weights, open_account
 from fald.federation.langevin import LangevinSite, Task
 from fald.federation.ledger import Ledger
 from fald.federation.policy import Policy, Proposal, read_policy
-from fald.federation.secure import Identity, Session
+from fald.federation.secure import Identity, Session, check_shares
 from fald.fewround.evaluate import Site, make_site
 from fald.fewround.site import answer, expand
 from fald.models.base import Model
@@ -44,7 +45,7 @@ Array = NDArray[Any]
 PROTOCOL = 1
 _ID = re.compile(r"[0-9a-f]{16}")
 _CURVATURE = ("hessian", "hessians", "precision", "square", "leverage")
-_TELLS = (PolicyError, SecureSumError, FederationError)  # whose words never come from rows
+_TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError)  # whose words never come from rows
 
 
 @dataclass(frozen=True)
@@ -415,6 +416,8 @@ class _Run:
     def ask(self, message: wire.Message, digest: bytes) -> dict[str, Array]:
         """Answer a request of the few-round methods: sums over this site's rows."""
         self._require_begun()
+        if self.study.sampler is not None:
+            raise FederationError("the study that was agreed on takes no such requests")
         if self._site is None:
             self._site = make_site(self.model, self.data.rows, self.worker.settings.name)
         found = answer(self._site, expand(message.arrays))
@@ -439,6 +442,8 @@ class _Run:
         v, weights = message.values, message.arrays["weight"]
         if weights.ndim != 2 or weights.shape[1] != len(self.about["names"]):
             raise FederationError("the coordinator's weights do not fit the roster")
+        if self._session is not None:
+            check_shares(weights, self.about["sizes"])
         weight = weights[:, self._place]
         if self.study.privacy is not None and not again:
             releases = check_weights(self.study, self.about["sizes"], self._place, weight)
@@ -459,10 +464,16 @@ class _Run:
             flat,
             round=int(v["round"]),
             attempt=int(v["attempt"]),
-            digest=digest,
+            digest=wire.digest(digest + self._agreed),
             among=v.get("among"),
             saturate=saturate,
         )
+
+    @functools.cached_property
+    def _agreed(self) -> bytes:
+        """Hash of what the round rests on: sites that were told different things must not get a sum."""
+        parts = {key: self.about.get(key) for key in ("study", "names", "sizes", "start", "root")}
+        return wire.digest(json.dumps(parts, sort_keys=True).encode())
 
     def _prepare(self) -> LangevinSite:
         sampler = self.study.require_any_sampler()
