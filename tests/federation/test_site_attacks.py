@@ -7,7 +7,8 @@ import pytest
 from fald.errors import SecureSumError
 from fald.federation import wire
 from fald.federation.secure import unmask_sum
-from fald.federation.site import SiteSettings, SiteWorker, _Run
+from fald.federation.site import SiteSettings, SiteWorker
+from fald.federation.site_run import SiteRun
 from fald.samplers.base import Upload
 from fald.version import __version__
 
@@ -97,7 +98,7 @@ class Steps:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, request):
     if "real_steps" not in request.fixturenames:
-        monkeypatch.setattr(_Run, "_prepare", lambda self: Steps())
+        monkeypatch.setattr(SiteRun, "_prepare", lambda self: Steps())
 
 
 @pytest.fixture
@@ -173,6 +174,13 @@ def test_chains_that_were_agreed_on_do_not_become_exact_sums(tmp_path, study, se
     reply = coordinator.say("a", "ask", {"round": 1, "attempt": 1}, {"states": START})
     assert reply.kind == "refusal"
     assert "takes no such requests" in reply.values["message"]
+
+
+def test_a_private_study_does_not_give_away_curvature_when_it_is_opened(coordinator):
+    reply = coordinator.open({**PRIVATE, "sampler": {**STUDY["sampler"], "method": "fsgld"}})["a"]
+    assert reply.kind == "refusal"
+    assert "no privacy accounting" in reply.values["message"]
+    assert not reply.arrays
 
 
 def test_few_round_requests_are_answered_where_they_were_agreed_on(coordinator, real_steps):
