@@ -12,22 +12,23 @@ import xarray as xr
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed: pip install 'fald[nvflare]'")
 
-from benchmarks.loopback import Loopback, split_trial  # noqa: E402
-from fald.datasets import study_path  # noqa: E402
-from fald.errors import ExitCode, FederationError  # noqa: E402
-from fald.federation.folder import read_settings  # noqa: E402
-from fald.federation.link import LocalLink  # noqa: E402
-from fald.federation.nvflare import jobs, kits  # noqa: E402
-from fald.federation.nvflare.certificates import Authority  # noqa: E402
-from fald.federation.nvflare.process import Supervisor  # noqa: E402
-from fald.federation.run import run_federated  # noqa: E402
-from fald.federation.site import SiteSettings, SiteWorker  # noqa: E402
-from fald.results import load  # noqa: E402
-from fald.study import load_study  # noqa: E402
+from benchmarks.loopback import Loopback, split_trial
+
+from fald.datasets import study_path
+from fald.errors import ExitCode, FederationError
+from fald.federation.folder import read_settings
+from fald.federation.link import LocalLink
+from fald.federation.nvflare import jobs, kits
+from fald.federation.nvflare.certificates import Authority
+from fald.federation.nvflare.process import Supervisor
+from fald.federation.run import run_federated
+from fald.federation.site import SiteSettings, SiteWorker
+from fald.results import load
+from fald.study import load_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.xdist_group("federation")]
 
-ROUNDS = 3000
+ROUNDS = 400
 LANGEVIN = f"""
 [sampler]
 num-rounds = {ROUNDS}
@@ -84,7 +85,7 @@ def assert_same_draws(tree, other):
 
 def test_the_trial_from_init_to_the_posterior(federation, folder, in_process):
     run = federation.begin(folder / "study.toml", folder / "out")
-    assert run.wait(200) == 0, federation.said("run")
+    assert run.wait(400) == 0, federation.said("run")
     table = federation.said("run")
     assert "4 sites, 602 rows" in table
     assert "indomethacin" in table
@@ -95,3 +96,133 @@ def test_the_trial_from_init_to_the_posterior(federation, folder, in_process):
     status = json.loads(federation.fald("federation", "status", federation.folder, "--json"))
     assert status["last_run"]["state"] == "done"
     assert all(site["joined"] for site in status["sites"])
+
+
+def journal_round(out):
+    """The last round that a run has written down."""
+    path = out / "rounds.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return max((json.loads(line).get("round", 0) for line in lines if line.endswith("}")), default=0)
+
+
+def test_a_run_survives_kill_9_of_every_process(federation, folder, in_process):
+    """Site's worker, site's parent, server, loop, and the command itself: resumed, the chain is the same."""
+    out, study = folder / "drills", folder / "langevin.toml"
+    site = sorted(federation.tables)[0]
+
+    def progressed(since):
+        return (
+            (out / "checkpoint").exists()
+            and journal_round(out) > since
+            and federation.worker(site) is not None
+        )
+
+    drills = {
+        "worker of a site": lambda: federation.kill(federation.worker(site)),
+        "parent of a site": lambda: federation.kill(federation.engine(site)),
+        "loop": lambda: federation.kill(federation.worker("server")),
+        "server": lambda: federation.kill(federation.engine("server")),
+        "command": lambda: federation.commands["run"].kill(),
+    }
+    options = []
+    for drill, kill in drills.items():
+        since = journal_round(out)
+        run = federation.begin(study, out, *options)
+        federation.wait_for(lambda since=since: progressed(since), 240)
+        assert journal_round(out) < ROUNDS, f"the run was over before the drill: {drill}"
+        kill()
+        assert run.wait(240) != 0, f"{drill}: {federation.said('run')}"
+        options = ["--resume"]
+    assert federation.begin(study, out, "--resume").wait(300) == 0, federation.said("run")
+    assert_same_draws(load(out / "posterior.nc"), in_process(study))
+
+
+def test_who_does_not_belong_is_refused(federation, folder):
+    settings = read_settings(federation.folder)
+    authority = Authority.read(federation.folder / "authority", settings.name)
+    stranger = Authority.make(settings.name)  # the same name, another key
+    first, second = sorted(federation.tables)[:2]
+
+    kits.make_site(folder / "unregistered", settings, authority, first)
+    stranger.issue(folder / "unregistered" / "startup", "client", first)
+    kits.make_site(folder / "borrowed", settings, authority, second)
+    for name in ("client.key", "client.crt"):
+        own = federation.folder / "sites" / first / "startup" / name
+        shutil.copy(own, folder / "borrowed" / "startup" / name)
+    kits.make_site(folder / "genuine", settings, authority, second)  # the twin: it must get in
+    authority.issue(folder / "genuine" / "startup", "client", second)
+
+    pretenders = {
+        "unregistered": Supervisor("site", folder / "unregistered", first, settings.name),
+        "borrowed": Supervisor("site", folder / "borrowed", second, settings.name),
+    }
+    try:
+        for pretender in pretenders.values():
+            pretender.start()
+        assert_users_without_the_role_are_refused(folder, settings, authority, stranger, first)
+        assert_no_certificate_is_refused(federation)
+        end = time.monotonic() + 45
+        while time.monotonic() < end:
+            assert not registered(folder / "unregistered")
+            assert not registered(folder / "borrowed")
+            time.sleep(1)
+    finally:
+        for pretender in pretenders.values():
+            pretender.stop()
+    twin = Supervisor("site", folder / "genuine", second, settings.name)
+    try:
+        twin.start()
+        federation.wait_for(lambda: registered(folder / "genuine"), 90)
+    finally:
+        twin.stop()
+
+
+def registered(kit):
+    """Whether the engine of a site says that the server has let it in."""
+    path = kit / "log.txt"
+    return path.exists() and "Successfully registered" in path.read_text()
+
+
+def assert_users_without_the_role_are_refused(folder, settings, authority, stranger, site):
+    def session(name, maker, role, user):
+        kits.make_user(folder / name, settings, maker, user, role)
+        return jobs.Session(folder / name, user)
+
+    job = jobs.write_job(folder / "job", settings, {"out": str(folder / "never")})
+    with session("member", authority, "member", "member@fald.org") as member:
+        assert site in member.situation().sites  # it may look
+        with pytest.raises(FederationError, match="not authorized"):
+            member.submit(job)
+    with pytest.raises(FederationError):
+        session("stranger", stranger, "lead", kits.COORDINATOR)
+    assert not (folder / "never").exists()
+
+
+def assert_no_certificate_is_refused(federation):
+    """A client that trusts the authority but has no certificate is not answered."""
+    trusted = federation.folder / "authority" / "authority.crt"
+
+    def exchange(context):
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection(("127.0.0.1", federation.port), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+        ):
+            secured.settimeout(10)
+            secured.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+            return secured.recv(64)
+
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        exchange(ssl.create_default_context(cafile=trusted))
+    known = ssl.create_default_context(cafile=trusted)  # the twin: with a certificate the server answers
+    startup = federation.folder / "coordinator" / "startup"
+    known.load_cert_chain(startup / "client.crt", startup / "client.key")
+    assert exchange(known)
+
+
+def test_bad_requests_are_refused(federation, folder):
+    """What the commands answer to nonsense, with its exit code."""
+    usage, failed = int(ExitCode.USAGE), int(ExitCode.FEDERATION)
+    federation.fald("federation", "init", federation.folder, "--sites", "a,b", "--host", "h", code=usage)
+    federation.fald("federation", "serve", federation.folder, code=failed)  # the port is taken
+    federation.fald("federation", "serve", folder / "nowhere", code=usage)
