@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import pandas as pd
 import psutil
@@ -43,6 +43,20 @@ def _end_with_parent() -> None:
     """Ask the kernel to end this process when the one that started it is gone, even by a kill -9."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def start(call: list[str], folder: Path, said: Path, **options: Any) -> subprocess.Popen:
+    """Start a command that ends with this process; what it prints is added to a file."""
+    with open(said, "ab") as output:
+        return subprocess.Popen(
+            call,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=_end_with_parent,  # one thread starts all of them
+            **options,
+        )
 
 
 class Loopback:
@@ -88,27 +102,17 @@ class Loopback:
 
     def start(self, name: str, *arguments) -> None:
         """Start ``fald federation ARGUMENTS`` and remember it under a name."""
-        with open(self.folder.parent / f"{name}.txt", "ab") as said:
-            call = [*self.prefix(name), *FALD, "federation", *map(str, arguments)]
-            self.commands[name] = self._popen(call, said)
+        self._start(name, ["federation", *arguments])
 
-    def _popen(self, call: list[str], said: IO[bytes]) -> subprocess.Popen:
-        return subprocess.Popen(
-            call,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            env=self.environment,
-            preexec_fn=_end_with_parent,
-        )
+    def _start(self, name: str, arguments: list) -> subprocess.Popen:
+        call = [*self.prefix(name), *FALD, *map(str, arguments)]
+        place = self.folder.parent
+        self.commands[name] = start(call, place, place / f"{name}.txt", env=self.environment)
+        return self.commands[name]
 
     def begin(self, study: Path, out: Path, *options: str) -> subprocess.Popen:
         """Start ``fald run STUDY --federation`` into a folder."""
-        call = [*self.prefix("run"), *FALD, "run", study, "--federation", self.folder, "--out", out, *options]
-        with open(self.folder.parent / "run.txt", "ab") as said:
-            command = self._popen([str(word) for word in call], said)
-        self.commands["run"] = command
-        return command
+        return self._start("run", ["run", study, "--federation", self.folder, "--out", out, *options])
 
     def said(self, name: str) -> str:
         """What a command has printed."""

@@ -2,7 +2,7 @@
 
 ``sudo python -m benchmarks.namespaces`` makes a network namespace for the coordinator and for every hospital
 of the bundled trial, joined by a bridge; runs plain FA-LD on NVIDIA FLARE between them; takes one hospital's
-cable out for a while; and compares the draws with those of a run in one process. It needs Linux, root and ``ip``.
+cable out for a while; and compares the draws with those of a run in one process. Linux only, as root.
 """
 
 from __future__ import annotations
