@@ -407,7 +407,7 @@ def _explain(error: ValidationError, where: str) -> ConfigError:
     if first["type"] == "extra_forbidden":
         return _unknown(key, where)
     if first["type"] == "missing":
-        key = ".".join([*parts, *[first["ctx"]["key"] for _ in range("ctx" in first)]])
+        key = ".".join([*parts, *first.get("ctx", {}).values()])
         return ConfigError(
             f"{key} is missing ({where})", hint="'fald new' shows every key with an explanation"
         )
