@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import psutil
@@ -36,6 +39,26 @@ def split_trial(folder: Path) -> dict[str, Path]:
     return paths
 
 
+def _end_with_parent() -> None:
+    """Ask the kernel to end this process when the one that started it is gone, even by a kill -9."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def start(call: list[str], folder: Path, said: Path, **options: Any) -> subprocess.Popen:
+    """Start a command that ends with this process; what it prints is added to a file."""
+    with open(said, "ab") as output:
+        return subprocess.Popen(
+            call,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=_end_with_parent,  # one thread starts all of them
+            **options,
+        )
+
+
 class Loopback:
     """Server and sites on 127.0.0.1, from ``fald federation init`` on.
 
@@ -47,20 +70,22 @@ class Loopback:
         Table by site.
     """
 
-    def __init__(self, folder: Path, tables: dict[str, Path]):
+    def __init__(self, folder: Path, tables: dict[str, Path], host: str = "127.0.0.1"):
         self.folder, self.tables = folder / "trial", dict(sorted(tables.items()))
-        self.port = free_port()
+        self.host, self.port = host, free_port()
         self.commands: dict[str, subprocess.Popen] = {}
         self.environment = {**os.environ, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
 
     def __enter__(self) -> Loopback:
         sites = ",".join(self.tables)
-        self.fald("federation", "init", self.folder, "--sites", sites, "--host", "127.0.0.1", "--port", self.port)
+        self.fald(
+            "federation", "init", self.folder, "--sites", sites, "--host", self.host, "--port", self.port
+        )
         try:
             self.start("server", "serve", self.folder)
             for site, table in self.tables.items():
                 self.start(site, "join", self.folder / "sites" / site, "--data", table)
-            self.wait_for(lambda: self.joined() == sorted(self.tables), 120)
+            self.wait_for(lambda: self.joined() == sorted(self.tables), 240)
         except BaseException:
             self.__exit__()
             raise
@@ -71,13 +96,23 @@ class Loopback:
             end_family(command.pid)
             command.wait()
 
+    def prefix(self, name: str) -> list[str]:
+        """What comes before a party's command; a program that replaces itself by it."""
+        return []
+
     def start(self, name: str, *arguments) -> None:
         """Start ``fald federation ARGUMENTS`` and remember it under a name."""
-        with open(self.folder.parent / f"{name}.txt", "ab") as said:
-            call = [*FALD, "federation", *map(str, arguments)]
-            self.commands[name] = subprocess.Popen(
-                call, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=self.environment
-            )
+        self._start(name, ["federation", *arguments])
+
+    def _start(self, name: str, arguments: list) -> subprocess.Popen:
+        call = [*self.prefix(name), *FALD, *map(str, arguments)]
+        place = self.folder.parent
+        self.commands[name] = start(call, place, place / f"{name}.txt", env=self.environment)
+        return self.commands[name]
+
+    def begin(self, study: Path, out: Path, *options: str) -> subprocess.Popen:
+        """Start ``fald run STUDY --federation`` into a folder."""
+        return self._start("run", ["run", study, "--federation", self.folder, "--out", out, *options])
 
     def said(self, name: str) -> str:
         """What a command has printed."""
@@ -85,7 +120,7 @@ class Loopback:
 
     def fald(self, *arguments, code: int = 0) -> str:
         """Run a command to its end and return what it printed."""
-        call = [*FALD, *map(str, arguments)]
+        call = [*self.prefix("fald"), *FALD, *map(str, arguments)]
         done = subprocess.run(call, capture_output=True, text=True, timeout=300, env=self.environment)
         if done.returncode != code:
             raise AssertionError(f"{call} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
@@ -103,25 +138,28 @@ class Loopback:
         end = time.monotonic() + seconds
         while not holds():
             for name, command in self.commands.items():
-                if command.poll() is not None:
+                if command.poll() not in ((None, 0) if name == "run" else (None,)):
                     raise AssertionError(f"{name} ended with {command.returncode}: {self.said(name)}")
             if time.monotonic() > end:
                 said = "\n".join(f"{name}: {self.said(name)}" for name in self.commands)
                 raise AssertionError(f"nothing after {seconds} s; the commands said\n{said}")
             time.sleep(0.25)
 
-    def engine(self, name: str) -> psutil.Process:
-        """The engine's long-lived process of a party."""
-        return psutil.Process(self.commands[name].pid).children()[0]
+    def engine(self, name: str) -> psutil.Process | None:
+        """The engine's long-lived process of a party; None while it is restarted."""
+        return next(iter(psutil.Process(self.commands[name].pid).children()), None)
 
     def worker(self, name: str) -> psutil.Process | None:
         """The process that works on a run at a party, if there is one."""
-        for child in self.engine(name).children(recursive=True):
-            words = " ".join(child.cmdline())
-            if "worker_process" in words or "runner_process" in words:
-                return child
+        engine = self.engine(name)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in engine.children(recursive=True) if engine else ():
+                words = " ".join(child.cmdline())
+                if "worker_process" in words or "runner_process" in words:
+                    return child
         return None
 
-    def kill(self, process: psutil.Process) -> None:
+    def kill(self, process: psutil.Process | None) -> None:
         """kill -9."""
+        assert process is not None
         os.kill(process.pid, signal.SIGKILL)

@@ -29,7 +29,7 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply as make_cell_reply
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
-from fald.errors import Interrupted
+from fald.errors import FederationError
 from fald.federation.link import Arrival
 
 CHANNEL, TOPIC, READY = "fald", "message", "ready"
@@ -107,7 +107,10 @@ class CellLink:
             while len(found) < len(messages) and sum(a.content is not None for a in found.values()) < needed:
                 left = began + timeout - time.monotonic()
                 if self._is_aborted():
-                    raise Interrupted("the federation's engine stopped the run", hint="resume to go on")
+                    raise FederationError(
+                        "the engine ended the job: a site's process died, or somebody stopped the run",
+                        hint="go on with --resume; fald federation status shows who is there",
+                    )
                 if left <= 0:
                     break
                 try:

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 import socket
 import tempfile
 import time
@@ -22,6 +23,7 @@ from fald.federation.nvflare.kits import CLASSES, COORDINATOR
 
 JOB = "fald"
 _WAIT = 15.0  # seconds to reach the server
+_SILENT = 25.0  # seconds after which a site counts as gone; it is heard of every ten
 _FINISHED = "FINISHED:"
 _UNFINISHED = ("waiting", "running")
 
@@ -60,6 +62,7 @@ class Session:
 
     def __init__(self, kit: Path, user: str = COORDINATOR):
         require_nvflare()
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would report a refused connection by itself
         from nvflare.fuel.flare_api import flare_api
 
         _check_listening(kit)
@@ -139,7 +142,7 @@ def _check_listening(kit: Path) -> None:
         ) from error
 
 
-def submit(folder: Path, job: dict[str, Any]) -> str:
+def submit(folder: Path, job: dict[str, Any], *, wait: float = 60.0) -> str:
     """Submit a run to the server of a federation; returns the engine's job id.
 
     A job that the engine still counts as running for the same output folder, or that has lost its process, is
@@ -151,26 +154,38 @@ def submit(folder: Path, job: dict[str, Any]) -> str:
         Folder of the federation.
     job
         What ``fald.federation.run.serve_job`` takes.
+    wait
+        Seconds to wait for sites that are missing or silent: they may be about to come back.
 
     Raises
     ------
     FederationError
-        If the server is not reached, refuses the user, sites are missing, or another run is going on.
+        If the server is not reached, refuses the user, sites stay away, or another run is going on.
     """
     federation = read_settings(folder)
     with Session(folder / "coordinator") as session:
-        present = session.situation()
-        missing = [site for site in federation.sites if site not in present.sites]
-        if missing:
-            raise FederationError(
-                f"not all sites have joined: {', '.join(missing)} missing",
-                hint="fald federation join KIT --data FILE at each; see fald federation status NAME",
-            )
+        present = _await_sites(session, federation, wait)
         _make_way(folder, session, present, str(job["out"]))
         with tempfile.TemporaryDirectory() as scratch:
             job_id = session.submit(write_job(Path(scratch), federation, job))
     remember_submitted(folder, job_id, str(job["out"]))
     return job_id
+
+
+def _await_sites(session: Session, federation: FederationSettings, wait: float) -> Situation:
+    end = time.monotonic() + wait
+    while True:
+        present = session.situation()
+        heard = {site for site, moment in present.sites.items() if time.time() - moment < _SILENT}
+        missing = [site for site in federation.sites if site not in heard]
+        if not missing:
+            return present
+        if time.monotonic() > end:
+            raise FederationError(
+                f"not all sites are there: {', '.join(missing)} missing",
+                hint="fald federation join KIT --data FILE at each; see fald federation status NAME",
+            )
+        time.sleep(1.0)
 
 
 def _make_way(folder: Path, session: Session, present: Situation, out: str) -> None:

@@ -57,7 +57,7 @@ def make_kits(folder: Path, federation: FederationSettings) -> None:
         _make_server(folder / "server", federation, authority)
         make_user(folder / "coordinator", federation, authority, COORDINATOR, _ROLE)
         for site in federation.sites:
-            _make_site(folder / "sites" / site, federation, authority, site)
+            make_site(folder / "sites" / site, federation, authority, site)
         write_atomically(folder / SETTINGS, federation.text().encode())  # last: marks a whole folder
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -171,7 +171,8 @@ def _make_server(kit: Path, federation: FederationSettings, authority: Authority
     _write_unit(kit / "server.service", f"fald server of federation {federation.name}", command)
 
 
-def _make_site(kit: Path, federation: FederationSettings, authority: Authority, site: str) -> None:
+def make_site(kit: Path, federation: FederationSettings, authority: Authority, site: str) -> None:
+    """The kit of a site, without its private key and certificate."""
     startup = _make_folders(kit, authority)
     server = {
         "name": federation.name,

@@ -49,7 +49,7 @@ class Supervisor:
     ):
         self.kit, self.restarts = kit, 0
         self._command = [sys.executable, "-m", __name__, kind, str(kit.resolve()), name, organisation]
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = {**_compiled_programs(), **os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._pause, self._began, self._restart_at = _FIRST_PAUSE, 0.0, 0.0
 
@@ -95,6 +95,16 @@ class Supervisor:
             end_family(self._process.pid)
             self._process.wait()
             self._process = None
+
+
+def _compiled_programs() -> dict[str, str]:
+    """Let workers keep compiled programs where the ``fald`` command does, so that resumed runs start fast."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(root / "fald" / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 
 def _reason(code: int) -> str:
