@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Collection
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
@@ -29,8 +31,8 @@ def free_ports(count: int) -> list[int]:
 class Loopback:
     """Starts and stops the processes; ``folder`` gets their logs, states and Flower's home."""
 
-    def __init__(self, folder: Path, data: dict[str, Path]):
-        self.folder, self.data = folder, data
+    def __init__(self, folder: Path, data: dict[str, Path], guarded: Collection[str] = ()):
+        self.folder, self.data, self.guarded = folder, data, guarded
         self.home = folder / "home"
         self.port, *self.node_ports = free_ports(1 + len(data))
         self.processes: dict[str, subprocess.Popen] = {}
@@ -65,9 +67,13 @@ class Loopback:
         place.mkdir(exist_ok=True)
         (place / "site.toml").write_text(f'name = "{site}"\ndata = "{self.data[site].absolute()}"\n')
         port = self.node_ports[list(self.data).index(site)]
-        command = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}"]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--node-config", f'site="{place}"']
-        self.spawn(site, command)
+        common = ["--insecure", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"]
+        common += ["--port", str(port)]
+        if site in self.guarded:
+            start = ["python", "-m", "fald.federation.flower.supernode", str(place)]
+        else:
+            start = ["flower-supernode", "--node-config", f'site="{place}"']
+        self.spawn(site, [*start, *common])
 
     def spawn(self, name: str, command: list[str]) -> None:
         with open(self.folder / f"{name}.log", "ab") as log:
@@ -107,10 +113,8 @@ def stop(process: subprocess.Popen) -> None:
             process.wait(patience)
         except subprocess.TimeoutExpired:
             continue
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # children that outlived their parent
-    except ProcessLookupError:
-        pass
 
 
 def wait_for(condition, seconds: float, what: str):
