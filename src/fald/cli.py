@@ -16,6 +16,7 @@ from fald import commands, compare_report, diagnostics, fit_report, plan_report,
 from fald.checkpoint import write_atomically
 from fald.datasets import load_bundled_study
 from fald.errors import ConfigError, DataError, ExitCode, FaldError
+from fald.federation.cli import app as federation_app
 from fald.planner import Goal
 from fald.privacy.calibration import Budget
 from fald.results import check_level
@@ -368,6 +369,9 @@ def new(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("stu
         raise ConfigError(f"{path} already exists", hint="choose another name")
     write_atomically(path, TEMPLATE.encode())
     print(f"Wrote {path}. Edit it, then: fald run {path}")
+
+
+app.add_typer(federation_app)
 
 
 def _version(value: bool) -> None:

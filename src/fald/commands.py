@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 
@@ -41,10 +43,34 @@ def set_precision(study: Study) -> None:
     jax.config.update("jax_enable_x64", double)
 
 
-def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.DataTree:
+class Remote(NamedTuple):
+    """Where the rows of a study are, if not here.
+
+    Attributes
+    ----------
+    data
+        Names, sizes and columns of the sites.
+    how
+        Arguments for ``fald.fit`` or ``fald.sample`` that reach the sites.
+    about
+        Called at the end: what the result says of the federation.
+    view
+        What the coordinator sees of uploads, for privacy accounting.
+    """
+
+    data: FederatedData
+    how: dict[str, Any]
+    about: Callable[[], dict[str, Any]]
+    view: Literal["server", "summed"]
+
+
+def run_study(
+    study: Study, out: Path, *, resume: bool, progress: bool, remote: Callable[[], Remote] | None = None
+) -> xr.DataTree:
     """Run a study into a folder: ``study.json``, ``checkpoint/``, ``posterior.nc``, ``summary.json``.
 
-    ``rounds.jsonl`` there tells how the run goes.
+    ``rounds.jsonl`` there tells how the run goes. ``remote`` reaches the sites of a federation; without it the
+    study's files are read here.
 
     Raises
     ------
@@ -59,7 +85,8 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.Da
         )
     if resume and not (out / "checkpoint").exists():
         raise ConfigError(f"nothing to resume in {out}", hint="run without --resume, or check --out")
-    data = study.read_data()
+    place = None if remote is None else remote()
+    data = study.read_data() if place is None else place.data
     model = study.build_model(data.features)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -73,9 +100,9 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.Da
     try:
         journal = Journal(out)
         journal.about["title"] = study.title
-        tree = _draws(
-            study, model, data, progress=progress, checkpoint=Checkpoint(out / "checkpoint"), journal=journal
-        )
+        how = {} if place is None else place.how
+        how |= {"progress": progress, "checkpoint": Checkpoint(out / "checkpoint"), "journal": journal}
+        tree = _draws(study, model, data, "server" if place is None else place.view, **how)
     except FaldError as error:
         partial = getattr(error, "tree", None)
         if partial is not None and not isinstance(error, StorageError):
@@ -84,7 +111,9 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.Da
             error.hint += f"; {kept} draws per chain are kept in {out / 'partial.nc'}"
         raise
     write_atomically(out / "study.json", about)
-    if study.sampler is not None:
+    if place is not None:
+        tree.attrs["federation"] = json.dumps(place.about())
+    if data.present and study.sampler is not None and study.sampler.method == "fa-ld":
         tree.attrs["foreseen"] = json.dumps(foresee(model, data, settings_of(tree)))
     save(_named(tree, study), result)
     (out / "partial.nc").unlink(missing_ok=True)
@@ -92,12 +121,15 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.Da
     return tree
 
 
-def _draws(study: Study, model: Model, data: FederatedData, **how: Any) -> xr.DataTree:
+def _draws(study: Study, model: Model, data: FederatedData, view: Any, **how: Any) -> xr.DataTree:
     """FA-LD with the study's settings; without any, the few-round method that suits it."""
     if study.sampler is None:
         return fit(study.fit.seed, model, data, **study.fit.arguments(), **how)
     given = study.sampler.arguments()
-    return sample(study.sampler.seed, model, data, **given, privacy=study.protection(), **how)
+    privacy = study.protection()
+    if privacy is not None:
+        privacy = replace(privacy, view=view)
+    return sample(study.sampler.seed, model, data, **given, privacy=privacy, **how)
 
 
 def _named(tree: xr.DataTree, study: Study) -> xr.DataTree:

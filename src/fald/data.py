@@ -45,6 +45,8 @@ class FederatedData:
         Column names, when the data came from tables.
     bounds
         (features, 2) lower and upper bound of every feature, enforced by ``bounded``; None: no bound.
+    part
+        Whether these are one site's rows of a larger whole, which may lack what the whole must have.
 
     Examples
     --------
@@ -60,6 +62,7 @@ class FederatedData:
     features: tuple[str, ...] = ()
     target: str = ""
     bounds: np.ndarray | None = None
+    part: bool = False
 
     def __post_init__(self):
         offsets = np.asarray(self.offsets)

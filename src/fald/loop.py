@@ -18,7 +18,7 @@ import numpy as np
 from fald.checkpoint import Checkpoint, Store, damaged
 from fald.console import Progress
 from fald.engines.base import Engine, Problem, Records, RunState
-from fald.errors import ConfigError, FaldError, Interrupted, NonFiniteError, StorageError
+from fald.errors import ConfigError, FaldError, FederationError, Interrupted, NonFiniteError, StorageError
 from fald.gradients import client_rows, energy_fn, largest_curvatures, pooled_mode
 from fald.journal import Journal, replies
 from fald.privacy.guard import Guard, Protection
@@ -138,6 +138,9 @@ def run(
             save()
             if guard is not None and num_rounds < asked:
                 raise _with_draws(guard.exceeded(asked), finished, records)
+    except FederationError as error:  # a site is gone: what was done is kept
+        save()
+        raise _with_draws(error, finished, records) from None
     except KeyboardInterrupt:
         save()
         error = Interrupted(

@@ -258,6 +258,12 @@ class Study(_Section):
             return None
         return Protection(**{name: getattr(self.privacy, name) for name in PrivacySection.model_fields})
 
+    def require_any_sampler(self) -> SamplerSection:
+        """The sampler section of a study that a chain is run for."""
+        if self.sampler is None:
+            raise ConfigError("the study has no [sampler] section")
+        return self.sampler
+
     def read_features(self, path: str | Path) -> np.ndarray:
         """Read new rows and encode their features as the study's own."""
         d = self.data
