@@ -97,9 +97,9 @@ class Loopback:
         return json.loads(done.stdout[done.stdout.index("{") :])
 
     def logs(self) -> str:
-        return "\n".join(
-            f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in self.folder.glob("*.log")
-        )
+        """The last lines of every process."""
+        paths = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in paths)
 
 
 def stop(process: subprocess.Popen) -> None:

@@ -1,4 +1,4 @@
-"""The bundled trial on a Flower federation on this machine: a SuperLink and two SuperNodes, started by hand."""
+"""The bundled trial on a Flower federation on this machine: a SuperLink and two SuperNodes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fald[flower]'")
 
 import pandas as pd
+from flower_loopback import Loopback, wait_for
 
 from fald import commands
 from fald.datasets import load_bundled_study
 from fald.study import make_study
-
-from flower_loopback import Loopback, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.federation]
 

@@ -158,11 +158,15 @@ def test_a_site_that_is_gone_is_waited_for_once(make):
     assert link.send({"b": b"3"}, timeout=40)["b"].content == b"b got 3"
 
 
+def rounds(link: FlowerLink, count: int) -> None:
+    for _ in range(count):
+        link.send({"a": b"1", "b": b"1"}, timeout=10)
+
+
 def test_two_nodes_of_one_name_are_refused_at_the_start(make):
     link, _, _ = make({1: Node("a"), 2: Node("b", 1.0), 3: Node("b", 2.0)})
     with pytest.raises(FederationError, match="two nodes say that they are site b"):
-        for _ in range(3):
-            link.send({"a": b"0", "b": b"0"}, timeout=10)
+        rounds(link, 3)
 
 
 def test_a_second_node_of_one_name_is_refused_later(make):
@@ -170,13 +174,14 @@ def test_a_second_node_of_one_name_is_refused_later(make):
     link.send({"a": b"0", "b": b"0"}, timeout=10)
     grid.nodes[3] = Node("b", since=clock.now)
     with pytest.raises(FederationError, match="two nodes"):
-        for _ in range(10):
-            link.send({"a": b"1", "b": b"1"}, timeout=10)
+        rounds(link, 10)
 
 
 def test_missing_sites_are_named_with_what_went_wrong(make):
     link, _, clock = make({1: Node("a"), 2: Node("b", error=1)}, wait=30)
-    with pytest.raises(FederationError, match=r"no node of b appeared within 30 s; present: a; node 2: its app"):
+    with pytest.raises(
+        FederationError, match=r"no node of b appeared within 30 s; present: a; node 2: its app"
+    ):
         link.send({"a": b"0", "b": b"0"}, timeout=10)
     assert 30 <= clock.now < 32
 

@@ -75,7 +75,8 @@ def read_job(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], floa
     --------
     >>> read_job({"sites": "north,south", "study": "study.toml", "out": "/tmp/out"})
     Traceback (most recent call last):
-    fald.errors.ConfigError: run-config study must be an absolute path at the SuperLink's host; got 'study.toml'
+    fald.errors.ConfigError: run-config study must be an absolute path; got 'study.toml'
+      hint: a path at the SuperLink's host
     """
     sites = [name.strip() for name in str(config.get("sites") or "").split(",") if name.strip()]
     if len(sites) < 2 or len(set(sites)) < len(sites):
@@ -101,7 +102,8 @@ def _path(config: Mapping[str, Any], key: str) -> Path:
     path = Path(str(config.get(key) or ""))
     if not path.is_absolute():
         raise ConfigError(
-            f"run-config {key} must be an absolute path at the SuperLink's host; got {config.get(key)!r}"
+            f"run-config {key} must be an absolute path; got {config.get(key)!r}",
+            hint="a path at the SuperLink's host",
         )
     return path
 
@@ -127,8 +129,9 @@ def make_client_app(load: Callable[[Study], FederatedData] | None = None) -> Cli
     Parameters
     ----------
     load
-        Makes the site's rows for a study; default: reads the table that ``site.toml`` names. The site's folder
-        is the ``site`` of the SuperNode's ``--node-config``, or the environment variable ``FALD_SITE``.
+        Makes the site's rows for a study; default: reads the table that ``site.toml`` names. The site's
+        folder is the ``site`` of the SuperNode's ``--node-config``, or the environment variable
+        ``FALD_SITE``.
     """
     app = ClientApp()
 

@@ -54,8 +54,8 @@ sites = ""
 def submit(folder: Path, job: Mapping[str, Any]) -> str:
     """Submit a run to the SuperLink of a federation; returns Flower's number of it.
 
-    The loop runs where the SuperLink is, so its host must have the output folder. A run that Flower still
-    counts as going on for the same output folder is stopped first: it goes on from its checkpoint in a new one.
+    The loop runs where the SuperLink is, so its host must have the output folder. A run that is still going
+    on for the same output folder is stopped first; the new one continues it from its checkpoint.
 
     Parameters
     ----------

@@ -108,7 +108,7 @@ class FlowerLink:
             missing = [site for site in self._sites if site not in self._nodes]
             complete = now if missing else complete
             if missing and now - began >= self._wait:
-                raise FederationError(self._who_is_missing(missing), hint="start their SuperNodes, then resume")
+                raise FederationError(self._who_is_missing(missing), hint="start their SuperNodes")
             silent = any(self._asked.get(node) for node in self._online)
             self._found = not missing and (not silent or now - complete >= 3 * _LOOK)
             time.sleep(_POLL)
@@ -223,4 +223,6 @@ def _open(reply: Message) -> tuple[bytes | None, str]:
     content = unwrap(reply)
     if content is None:
         return None, "its reply is no message of fald"
-    return (content, "") if content else (None, "its settings cannot be read; the log of its SuperNode says why")
+    return (
+        (content, "") if content else (None, "its settings cannot be read; the log of its SuperNode says why")
+    )

@@ -1,7 +1,7 @@
 """A SuperNode that runs the installed package and nothing else.
 
-A SuperNode runs the code of whatever app is submitted to its SuperLink. Started through this module, it answers
-every message with the installed ``fald`` and never unpacks the app::
+A SuperNode runs the code of whatever app is submitted to its SuperLink. Started through this module, it
+answers every message with the installed ``fald`` and never unpacks the app::
 
     python -m fald.federation.flower.supernode SITE --superlink HOST:PORT --root-certificates ca.crt …
 
