@@ -223,6 +223,6 @@ def _open(reply: Message) -> tuple[bytes | None, str]:
     content = unwrap(reply)
     if content is None:
         return None, "its reply is no message of fald"
-    return (
-        (content, "") if content else (None, "its settings cannot be read; the log of its SuperNode says why")
-    )
+    if not content:
+        return None, "its settings cannot be read; the log of its SuperNode says why"
+    return content, ""
