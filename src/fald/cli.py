@@ -87,6 +87,10 @@ def run(
         Path | None, typer.Option(help="Folder for the results (default: runs/STUDY).", show_default=False)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    federation: Annotated[
+        Path | None,
+        typer.Option(help="Run where the rows are: the folder of a federation.", show_default=False),
+    ] = None,
     level: Level = 0.95,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -95,9 +99,12 @@ def run(
     """Run a study and print its posterior.
 
     Example: fald run study.toml --set step-size=1e-4 --out results
+
+    Example: fald run study.toml --federation trial
     """
     loaded = load_study(study, settings or [])
-    _finish(loaded, out or Path("runs") / study.stem, resume, as_json, quiet, strict, level)
+    out = out or Path("runs") / study.stem
+    _finish(loaded, out, resume, as_json, quiet, strict, level, federation)
 
 
 @app.command()
@@ -398,10 +405,16 @@ def _use_compilation_cache() -> None:
 
 
 def _finish(
-    study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float
-) -> None:
+    study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float,
+    federation: Path | None = None,
+) -> None:  # fmt: skip
     check_level(level)
-    tree = commands.run_study(study, out, resume=resume, progress=not quiet)
+    if federation is None:
+        tree = commands.run_study(study, out, resume=resume, progress=not quiet)
+    else:
+        from fald.federation.follow import run_on  # what it needs is of no use to the other commands
+
+        tree = run_on(study, federation, out, resume=resume, progress=not quiet)
     if as_json:
         print(json.dumps({**commands.document(tree, level), "folder": str(out)}, indent=1))
     else:

@@ -23,6 +23,7 @@ from fald.models.base import Model
 from fald.planner import checks, foresee
 from fald.predict import predict
 from fald.results import draws_by_row, load, save, settings_of
+from fald.samplers.base import Method
 from fald.sampling import sample
 from fald.study import Study, make_study
 from fald.summaries import summary
@@ -56,12 +57,15 @@ class Remote(NamedTuple):
         Called at the end: what the result says of the federation.
     view
         What the coordinator sees of uploads, for privacy accounting.
+    prepare
+        The study's method with what the sites told of themselves.
     """
 
     data: FederatedData
     how: dict[str, Any]
     about: Callable[[], dict[str, Any]]
     view: Literal["server", "summed"]
+    prepare: Callable[[Method], Method]
 
 
 def run_study(
@@ -69,8 +73,8 @@ def run_study(
 ) -> xr.DataTree:
     """Run a study into a folder: ``study.json``, ``checkpoint/``, ``posterior.nc``, ``summary.json``.
 
-    ``rounds.jsonl`` there tells how the run goes. ``remote`` reaches the sites of a federation; without it the
-    study's files are read here.
+    ``rounds.jsonl`` there tells how the run goes. ``remote`` reaches the sites of a federation;
+    without it the study's files are read here.
 
     Raises
     ------
@@ -78,13 +82,8 @@ def run_study(
         If the folder already holds a run and ``resume`` is not set.
     """
     set_precision(study)
+    check_folder(out, resume)
     result = out / "posterior.nc"
-    if not resume and (result.exists() or (out / "checkpoint").exists()):
-        raise ConfigError(
-            f"{out} already holds a run", hint="go on with --resume, or choose another folder with --out"
-        )
-    if resume and not (out / "checkpoint").exists():
-        raise ConfigError(f"nothing to resume in {out}", hint="run without --resume, or check --out")
     place = None if remote is None else remote()
     data = study.read_data() if place is None else place.data
     model = study.build_model(data.features)
@@ -102,7 +101,7 @@ def run_study(
         journal.about["title"] = study.title
         how = {} if place is None else place.how
         how |= {"progress": progress, "checkpoint": Checkpoint(out / "checkpoint"), "journal": journal}
-        tree = _draws(study, model, data, "server" if place is None else place.view, **how)
+        tree = _draws(study, model, data, place, **how)
     except FaldError as error:
         partial = getattr(error, "tree", None)
         if partial is not None and not isinstance(error, StorageError):
@@ -121,14 +120,26 @@ def run_study(
     return tree
 
 
-def _draws(study: Study, model: Model, data: FederatedData, view: Any, **how: Any) -> xr.DataTree:
+def check_folder(out: Path, resume: bool) -> None:
+    """Refuse to begin a run where one is, or to resume where none is."""
+    if not resume and ((out / "posterior.nc").exists() or (out / "checkpoint").exists()):
+        raise ConfigError(
+            f"{out} already holds a run", hint="go on with --resume, or choose another folder with --out"
+        )
+    if resume and not (out / "checkpoint").exists():
+        raise ConfigError(f"nothing to resume in {out}", hint="run without --resume, or check --out")
+
+
+def _draws(study: Study, model: Model, data: FederatedData, place: Remote | None, **how: Any) -> xr.DataTree:
     """FA-LD with the study's settings; without any, the few-round method that suits it."""
     if study.sampler is None:
         return fit(study.fit.seed, model, data, **study.fit.arguments(), **how)
     given = study.sampler.arguments()
     privacy = study.protection()
-    if privacy is not None:
-        privacy = replace(privacy, view=view)
+    if place is not None:
+        privacy = None if privacy is None else replace(privacy, view=place.view)
+        if "method" in given:
+            given["method"] = place.prepare(given["method"])
     return sample(study.sampler.seed, model, data, **given, privacy=privacy, **how)
 
 
@@ -226,7 +237,8 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
     if is_fit(tree):
         table = tables.summary_text(summary(tree, level=level), units)
         said = f"{count} sites, {rows:,} rows{sizes}; sites exchanged sums over rows, not rows"
-        return "\n".join([title, said, *fit_lines(tree), "", table, "", *verdict_lines(tree)])
+        lines = [title, said, *fit_lines(tree), *federation_lines(tree)]
+        return "\n".join([*lines, "", table, "", *verdict_lines(tree)])
     settings = settings_of(tree)
     chains, asked, done = settings["num_chains"], settings["num_rounds"], int(tree.attrs["rounds_done"])
     rounds = f"{asked:,} rounds" if done + settings["thinning"] > asked else f"{done:,} of {asked:,} rounds"
@@ -234,6 +246,7 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
         title,
         f"{count} sites, {rows:,} rows{sizes}; sites exchanged parameters, not rows",
         f"{rounds} of {settings['local_steps']} local steps, {chains} chain{'s' if chains > 1 else ''}",
+        *federation_lines(tree),
         "",
     ]
     if tree.attrs["point_estimate"]:
@@ -255,6 +268,26 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
     if "privacy_statement" in tree.attrs:
         lines.append(tree.attrs["privacy_statement"].splitlines()[0])
     return "\n".join(lines)
+
+
+def federation_lines(tree: xr.DataTree) -> list[str]:
+    """What a result says of the federation it came from; nothing for a run in one process."""
+    if "federation" not in tree.attrs:
+        return []
+    about = json.loads(tree.attrs["federation"])
+    if about["secure_sum"]:
+        lines = ["Secure sum: the coordinator saw sums over sites only."]
+    else:
+        lines = [f"No secure sum ({about['why_not']}): the coordinator saw the upload of every single site."]
+    if about["arrival_based"]:
+        lines.append(
+            "Participants were those who answered in time: slow sites count for less than they should."
+        )
+    if about["dropouts"]:
+        rounds = len(about["dropouts"])
+        sites = sorted({site for d in about["dropouts"] for site in d["silent"]})
+        lines.append(f"Sites that were silent in {rounds} rounds: {', '.join(sites)}.")
+    return lines
 
 
 def require_clean(tree: xr.DataTree) -> None:

@@ -90,8 +90,23 @@ class FederatedData:
 
     @property
     def present(self) -> bool:
-        """Whether the rows are here; those of a federation stay at the sites, and only their shapes are known."""
+        """Whether the rows are here; those of a federation stay at the sites, and only shapes are known."""
         return not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(self.rows))
+
+    def elsewhere(self, names: Sequence[str], sizes: Sequence[int]) -> FederatedData:
+        """Data of these clients with rows like these, which are not here.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> data = FederatedData.from_arrays({"a": np.zeros((1, 3))}).elsewhere(["a", "b"], [1, 5])
+        >>> data.num_rows, data.present
+        (6, False)
+        """
+        total = int(np.sum(sizes))
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((total, *a.shape[1:]), a.dtype), self.rows)
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        return replace(self, rows=rows, offsets=offsets, names=tuple(names), part=False)
 
     @property
     def num_clients(self) -> int:

@@ -95,14 +95,6 @@ class PolicyError(FederationError):
     """A site's own policy refuses what it was asked."""
 
 
-class SecureSumError(FederationError):
-    """Taking part in a sum would show one site's numbers, or the masks of a sum did not cancel."""
-
-
-class PolicyError(FederationError):
-    """A site's own policy refuses what it was asked."""
-
-
 class StorageError(FaldError):
     """A file of a run cannot be written or read back."""
 

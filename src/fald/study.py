@@ -17,11 +17,10 @@ from fald.data import FederatedData, encode_features, read_table
 from fald.errors import ConfigError
 from fald.models.base import Model
 from fald.participation import Participation
-from fald.samplers.base import Method
-from fald.samplers.names import by_name
 from fald.privacy.guard import Protection
+from fald.samplers.base import Method
+from fald.samplers.names import METHODS, by_name, takes
 from fald.schedules import paper_decay
-
 
 _FALD = ("local_steps", "step_size", "temperature", "correlation", "noise", "batch_size", "clip_norm")
 
@@ -135,7 +134,11 @@ class SamplerSection(_Section):
 
     def build_method(self) -> Method:
         """The method with its settings; ``options`` has those that only some methods take."""
-        given = self._settings(*[name for name in _FALD if name in self.model_fields_set])
+        fields = SamplerSection.model_fields
+        # written out studies have every key; a default says nothing that a method without it could mind
+        known = takes(self.method) if self.method in METHODS else set()
+        said = [n for n in _FALD if n in known or getattr(self, n) != fields[n].default]
+        given = self._settings(*[n for n in said if n in self.model_fields_set])
         return by_name(self.method, **given, **{k.replace("-", "_"): v for k, v in self.options.items()})
 
     def _settings(self, *names: str) -> dict[str, Any]:
@@ -466,4 +469,9 @@ prior-scale = 2.5          # coefficients ~ Normal(0, prior-scale)
 # delta = 1e-5             # well below one over the rows of a site
 # max-epsilon = 2.0        # stop before the round that would exceed it
 # client-noise = "entropy" # "seeded" is a simulation and protects nobody
+
+# For "fald run --federation": what to do about sites that do not answer. All keys may be left out.
+# [federation]
+# timeout = 60             # seconds
+# dropout = "retry"        # or "fail", or "reweight"
 """

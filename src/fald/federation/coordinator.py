@@ -1,16 +1,16 @@
 """The coordinator's side: open a study at all sites, ask rounds, check what comes back.
 
-It knows no engine; a ``Link`` carries the messages. Replies are checked before they are used: the right session,
-round and attempt, shapes, types, finite numbers within bounds. A site that breaks a rule is named.
+It knows no engine; a ``Link`` carries the messages. Replies are checked before they are used: the right
+session, round and attempt, shapes, types, finite numbers within bounds. A site that breaks a rule is named.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +20,8 @@ from fald.federation import wire
 from fald.federation.link import Arrival, Link
 from fald.federation.secure import FEWEST_SITES, unmask_sum
 from fald.federation.site import PROTOCOL
+from fald.samplers.base import Method
+from fald.samplers.fsgld import FSGLD, Surrogates
 from fald.study import FederationSection, Study
 from fald.version import __version__
 
@@ -79,8 +81,18 @@ class Federation:
         self.identities = self._greet()
         opened = self._open()
         self.data = _described(opened, study)
+        parts = [[m.arrays[key][0] for m in opened.values()] for key in Surrogates._fields if self._fsgld]
+        self.surrogates = Surrogates(*map(np.stack, parts)) if parts else None
         self.hellos = {name: m.values["hello"] for name, m in opened.items()}
         self.sizes = [int(n) for n in self.data.sizes]
+
+    @property
+    def _fsgld(self) -> bool:
+        return self.study.sampler is not None and self.study.sampler.method == "fsgld"
+
+    def prepared(self, method: Method) -> Method:
+        """A method with what the sites told of themselves beforehand."""
+        return replace(method, surrogates=self.surrogates) if isinstance(method, FSGLD) else method
 
     def _choose_secure(self) -> bool:
         asked, few = self.options.secure_sum, len(self.names) < FEWEST_SITES
@@ -185,7 +197,9 @@ class Federation:
             told = {"round": number, "attempt": attempt, **self._ids(), **values}
             message = wire.pack(kind, told, arrays)
             enough = None if self.options.first_replies is None else self.options.first_replies
-            found = self.link.send(dict.fromkeys(missing, message), timeout=self.options.timeout, enough=enough)
+            found = self.link.send(
+                dict.fromkeys(missing, message), timeout=self.options.timeout, enough=enough
+            )
             for name, arrival in found.items():
                 self._status[name] = {"seconds": arrival.seconds, "status": arrival.problem or "answered"}
                 if arrival.content is None:
@@ -218,7 +232,9 @@ class Federation:
         o = self.options
         if not self.arrival_based:
             return len(self.names)
-        return min(o.minimum_replies or o.first_replies or max(1, (len(self.names) + 1) // 2), len(self.names))
+        return min(
+            o.minimum_replies or o.first_replies or max(1, (len(self.names) + 1) // 2), len(self.names)
+        )
 
     def _enough(self, count: int) -> bool:
         return self.arrival_based and count >= self.minimum
@@ -308,7 +324,8 @@ def _described(opened: Mapping[str, wire.Message], study: Study) -> FederatedDat
     names = sorted(opened)
     features = {name: tuple(opened[name].values.get("features", ())) for name in names}
     shapes = {
-        name: [(a.shape[1:], a.dtype) for _, a in sorted(opened[name].arrays.items())] for name in names
+        name: [(a.shape[1:], a.dtype) for key, a in sorted(opened[name].arrays.items()) if key[:4] == "row_"]
+        for name in names
     }
     for name in names[1:]:
         if features[name] != features[names[0]] or shapes[name] != shapes[names[0]]:
@@ -316,16 +333,14 @@ def _described(opened: Mapping[str, wire.Message], study: Study) -> FederatedDat
                 f"the columns of site {name!r} are not those of site {names[0]!r}",
                 hint="declare categories and scaling in the study, so that all sites encode alike",
             )
-    sizes = np.array([opened[name].values["rows"] for name in names])
-    total = int(sizes.sum())
-    rows = tuple(jax.ShapeDtypeStruct((total, *shape), dtype) for shape, dtype in shapes[names[0]])
-    bounds = study.data.bounds
-    width = len(features[names[0]])
-    return FederatedData(
-        rows[0] if len(rows) == 1 else rows,
-        np.concatenate([[0], np.cumsum(sizes)]),
-        tuple(names),
+    parts = tuple(np.zeros((1, *shape), dtype) for shape, dtype in shapes[names[0]])
+    one = FederatedData(
+        parts[0] if len(parts) == 1 else parts,
+        np.array([0, 1]),
+        (names[0],),
         features[names[0]],
         study.data.target,
-        None if bounds is None else np.tile(np.asarray(bounds, float), (width, 1)),
     )
+    if study.data.bounds is not None:
+        one = one.bounded(*study.data.bounds)
+    return one.elsewhere(names, [opened[name].values["rows"] for name in names])

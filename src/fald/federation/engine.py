@@ -55,7 +55,12 @@ class RemoteExchange:
         first: dict[str, Any] = {}
         arrays = {name: np.asarray(a) for name, a in request.items()}
         found = f.ask(
-            "ask", self._round, {}, arrays, expect=functools.partial(self._expect, first), most=_answer_bytes(arrays)
+            "ask",
+            self._round,
+            {},
+            arrays,
+            expect=functools.partial(self._expect, first),
+            most=_answer_bytes(arrays),
         )
         answers = list(found.arrays.values())
         if not f.secure:
@@ -146,7 +151,9 @@ class RemoteEngine:
     def advance(self, problem: Problem, state: RunState, num_rounds: int) -> tuple[RunState, Records, float]:
         """Run rounds, one message each."""
         if not self._begun:
-            self._federation.begin({"start": self._start, "root": np.asarray(key_words(problem.rng_key))})
+            start = {"start": self._start, "root": np.asarray(key_words(problem.rng_key))}
+            surrogates = self._federation.surrogates
+            self._federation.begin(start | ({} if surrogates is None else surrogates._asdict()))
             self._begun = True
         self._saved = state.round
         kept: list[tuple[Any, ...]] = []
@@ -163,7 +170,7 @@ class RemoteEngine:
         return Failure(state.round + num_rounds, 0, None, 0)
 
     def _round(self, problem: Problem, state: RunState) -> tuple[RunState, tuple[Any, ...], float]:
-        f, method, index = self._federation, problem.method, state.round
+        f, index = self._federation, state.round
         prepare, finish = self._functions(problem)
         drawn, messages = prepare(state.server, jnp.asarray(index, jnp.int32))
         drawn = Drawn(*[np.asarray(part) for part in drawn])
@@ -192,7 +199,14 @@ class RemoteEngine:
         if f.secure:  # what each site did is not to be seen
             apart = np.full(drawn.weight.shape, np.nan)
         counters = tally.count(state.memory[1], drawn, self._spent(problem, drawn, replies), len(f.names))
-        record = (index + 1, np.asarray(position), np.asarray(energy), drawn.client, drawn.weight, np.asarray(apart))
+        record = (
+            index + 1,
+            np.asarray(position),
+            np.asarray(energy),
+            drawn.client,
+            drawn.weight,
+            np.asarray(apart),
+        )
         return RunState(index + 1, server, ((), counters)), record, float(np.mean(np.asarray(energy)))
 
     def _asked_weights(self, problem: Problem, drawn: Drawn) -> Array:
@@ -237,7 +251,10 @@ class RemoteEngine:
         chains, dim = problem.num_chains, problem.model.dim
         if self._federation.secure:
             flat = masked_sum(replies).astype(float_dtype())
-            position, energy = flat[: chains * dim].reshape(1, chains, dim), flat[chains * dim :].reshape(1, chains)
+            position, energy = (
+                flat[: chains * dim].reshape(1, chains, dim),
+                flat[chains * dim :].reshape(1, chains),
+            )
             return Upload(jnp.asarray(position), jnp.asarray(energy)), jnp.ones((chains, 1), float_dtype())
         structure = jax.tree.structure(self._upload(problem))
         gathered = []
@@ -332,7 +349,9 @@ def _compile(problem: Problem, sizes: tuple[int, ...]) -> _Functions:
         """The noise that is missing, of one draw for all local steps."""
         step = getattr(method, "step_size", 0.0)
         eta = hyper.get("step_size", 0.0) if not callable(step) else step(view.round * hyper["local_steps"])
-        scale = 2 * eta * hyper["temperature"] * hyper["local_steps"] * (1 - hyper["correlation"] ** 2) * share
+        scale = (
+            2 * eta * hyper["temperature"] * hyper["local_steps"] * (1 - hyper["correlation"] ** 2) * share
+        )
         return position + jnp.sqrt(scale) * normals(view.choice_key, _TOP_UP, position.shape[0])
 
     @jax.jit
@@ -342,7 +361,9 @@ def _compile(problem: Problem, sizes: tuple[int, ...]) -> _Functions:
             state = method.server_update(hyper, state, own, weight, view)
             return topped_up(state, share, view) if "correlation" in hyper and method.sums else state
 
-        server = jax.vmap(update, in_axes=(0, 1, 0, 0, 0))(server, uploads, weights, keys(problem.rng_key), missing)
+        server = jax.vmap(update, in_axes=(0, 1, 0, 0, 0))(
+            server, uploads, weights, keys(problem.rng_key), missing
+        )
         position = jax.vmap(method.position)(server)
         energy = jnp.sum(jnp.where(weights > 0, weights * uploads.energy.T, 0), axis=1)
         apart = jax.vmap(drift, in_axes=(1, 0, 0))(uploads.position, weights, position)
@@ -390,5 +411,3 @@ def _upload_shapes(problem: Problem, sizes: tuple[int, ...]) -> Upload:
     position = jax.ShapeDtypeStruct((model.dim,), real)
     shapes = jax.eval_shape(one, rows, position)
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct((chains, *s.shape), s.dtype), shapes)
-
-

@@ -158,9 +158,7 @@ def _compile(
     model: Model, method: Method, scheme: str, size: int, num_clients: int, num_chains: int, dtype: str
 ):
     def run(rows: Rows, hyper, roots, client, round_index, weight, message, memory):
-        public, secret = (
-            jax.vmap(chain_key, (None, 0))(root, jnp.arange(num_chains)) for root in roots
-        )
+        public, secret = (jax.vmap(chain_key, (None, 0))(root, jnp.arange(num_chains)) for root in roots)
 
         def all_rows():
             return whole_client(rows, size, True)

@@ -48,7 +48,8 @@ def run_federated(
             if study.sampler is None
             else {"engine": RemoteEngine(federation)}
         )
-        return Remote(federation.data, how, federation.about, "summed" if federation.secure else "server")
+        view = "summed" if federation.secure else "server"
+        return Remote(federation.data, how, federation.about, view, federation.prepared)
 
     try:
         return run_study(study, out, resume=resume, progress=progress, remote=remote)

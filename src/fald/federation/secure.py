@@ -381,4 +381,8 @@ def _stream(pair: bytes, use: bytes, count: int) -> Words:
     key = HKDFExpand(algorithm=SHA256(), length=32, info=use).derive(pair)
     # a key is used for one stream, so the nonce may be constant
     encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    return np.frombuffer(encryptor.update(bytes(16 * count)), "<u8").reshape(2, count).astype(np.uint64, copy=False)
+    return (
+        np.frombuffer(encryptor.update(bytes(16 * count)), "<u8")
+        .reshape(2, count)
+        .astype(np.uint64, copy=False)
+    )

@@ -43,7 +43,9 @@ class Message(NamedTuple):
     arrays: dict[str, Array]
 
 
-def pack(kind: str, values: Mapping[str, Any] | None = None, arrays: Mapping[str, Any] | None = None) -> bytes:
+def pack(
+    kind: str, values: Mapping[str, Any] | None = None, arrays: Mapping[str, Any] | None = None
+) -> bytes:
     """Write a message.
 
     Examples

@@ -138,9 +138,7 @@ class Guard:
         if stated is None:
             stated = bounded_sensitivity(problem.model, problem.data)
         settings = settings_of_run(problem, num_rounds, stated, lost_rounds)
-        self.ledger = Ledger(
-            settings, delta=protection.delta, method=protection.method, view=protection.view
-        )
+        self.ledger = Ledger(settings, delta=protection.delta, method=protection.method, view=protection.view)
         self.num_rounds = num_rounds
         self.rounds_begun = 0
         self._readings: dict[int, float] = {}
