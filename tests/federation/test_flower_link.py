@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
+import sqlite3
+import tomllib
+from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fald[flower]'")
 
+from flower_loopback import free_ports
 from flwr.app import Error, Message
+from flwr.supercore.constant import TaskType
 from flwr.supercore.task_identity import TaskIdentity
 
 from fald.errors import ConfigError, FederationError
 from fald.federation.flower import link as module
+from fald.federation.flower import submit, supernode
 from fald.federation.flower.app import read_job
 from fald.federation.flower.link import ASK_NAME, FlowerLink, unwrap, wrap
+from fald.federation.folder import read_settings
+from fald.study import load_study
 
 
 class Clock:
@@ -228,3 +240,80 @@ def test_a_lost_message_is_sent_again(make, code):
 def test_a_wrong_run_config_is_explained(config, complaint):
     with pytest.raises(ConfigError, match=complaint):
         read_job(config)
+
+
+def test_the_example_makes_the_rows_of_a_file_from_a_database(tmp_path, monkeypatch):
+    examples = Path(__file__).parents[2] / "examples"
+    monkeypatch.syspath_prepend(examples / "flower-own-rows")
+    from hospital.rows import load
+
+    study = load_study(examples / "two-sites" / "study.toml", [])
+    table = examples / "two-sites" / "north.csv"
+    monkeypatch.setenv("HOSPITAL_DB", str(tmp_path / "rows.db"))
+    with contextlib.closing(sqlite3.connect(tmp_path / "rows.db")) as database:
+        pd.read_csv(table).to_sql("patients", database, index=False)
+    expected = study.read_files({"north": table}).client("north")
+    found = load(study)
+    assert found.num_clients == 1
+    for ours, theirs in zip(found.rows, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_examples_and_submitted_app_name_the_same_parts():
+    """An app by hand and one of ``fald run --federation`` differ in nothing that Flower runs."""
+    examples = Path(__file__).parents[2] / "examples"
+    thin = tomllib.loads((examples / "flower" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    own = tomllib.loads((examples / "flower-own-rows" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    submitted = tomllib.loads(submit._APP)["tool"]["flwr"]["app"]
+    assert thin["components"] == submitted["components"]
+    assert set(submitted["config"]) <= set(thin["config"])
+    assert own["config"] == thin["config"]
+    assert own["components"]["serverapp"] == thin["components"]["serverapp"]
+    assert not list((examples / "flower").rglob("*.py"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    text = 'name = "trial"\nengine = "flower"\nsites = ["north", "south"]\nhost = "{host}"\nport = 8000\n'
+    (tmp_path / "federation.toml").write_text(text.format(host="127.0.0.1"))
+    return tmp_path
+
+
+def test_nothing_is_sent_in_the_clear_to_another_machine(folder):
+    text = (folder / "federation.toml").read_text()
+    (folder / "federation.toml").write_text(text.replace("127.0.0.1", "fald.example.org"))
+    with pytest.raises(ConfigError, match=r"ca\.crt is missing, and the SuperLink is on another machine"):
+        submit.submit(folder, {"study": {}, "out": "/tmp/out"})
+    (folder / "ca.crt").write_text("a certificate")
+    connection = submit._connection(folder, read_settings(folder))
+    assert "root-certificates" in connection
+    assert "insecure" not in connection
+
+
+def test_a_superlink_that_is_not_there_is_said(folder, monkeypatch):
+    (port,) = free_ports(1)
+    text = (folder / "federation.toml").read_text()
+    (folder / "federation.toml").write_text(text.replace("8000", str(port)))
+    monkeypatch.setattr(submit, "_PATIENCE", 60.0)
+    with pytest.raises(FederationError, match="flwr run failed"):
+        submit.submit(folder, {"study": {}, "out": "/tmp/out"})
+
+
+def test_another_engines_folder_is_refused(folder):
+    text = (folder / "federation.toml").read_text()
+    (folder / "federation.toml").write_text(text.replace('"flower"', '"nvflare"'))
+    with pytest.raises(ConfigError, match="is 'nvflare', not 'flower'"):
+        submit.job_state(folder, "1")
+
+
+def test_a_supernode_needs_a_site(tmp_path):
+    with pytest.raises(ConfigError, match="the site's folder is missing"):
+        supernode.main(["--superlink", "127.0.0.1:8000"])
+    with pytest.raises(ConfigError, match=r"site\.toml"):
+        supernode.main([str(tmp_path), "--superlink", "127.0.0.1:8000"])
+    (tmp_path / "site.toml").write_text('name = "north"\n')
+    with pytest.raises(ConfigError, match="--node-config"):
+        supernode.main([str(tmp_path), "--node-config", 'site="elsewhere"'])
+    added = supernode.prepare(tmp_path)
+    first = Path(added["PATH"].split(os.pathsep)[0])
+    assert sorted(p.name for p in first.iterdir()) == sorted(t.value for t in TaskType)

@@ -6,12 +6,15 @@ every new node is asked for its site's name, and messages go to names.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.run import RunNotRunningException
 
 from fald.errors import FederationError
 from fald.federation.link import Arrival
@@ -124,7 +127,8 @@ class FlowerLink:
         now = time.monotonic()
         if now - self._looked < _LOOK:
             return
-        self._looked, self._online = now, set(self._grid.get_node_ids())
+        with _reaching_superlink():
+            self._looked, self._online = now, set(self._grid.get_node_ids())
         for node in sorted(self._online - set(self._asked)):
             self._ask(node)
 
@@ -136,7 +140,8 @@ class FlowerLink:
     def _post(self, node: int, kind: str, content: bytes, seconds: float) -> str | None:
         """Hand a message to Flower; its number, or None if the node has just gone."""
         letter = Message(wrap(content), node, kind, ttl=max(seconds, 1.0))
-        return next(iter(self._grid.push_messages([letter])), None)
+        with _reaching_superlink():
+            return next(iter(self._grid.push_messages([letter])), None)
 
     def _push(
         self,
@@ -158,7 +163,9 @@ class FlowerLink:
         """Take in replies and names."""
         asking = {number: node for node, number in self._asked.items() if number}
         numbers = [*under_way, *asking]
-        for reply in self._grid.pull_messages(numbers) if numbers else ():
+        with _reaching_superlink():
+            replies = list(self._grid.pull_messages(numbers)) if numbers else []
+        for reply in replies:
             number = reply.metadata.reply_to_message_id
             lost = reply.has_error() and reply.error.code in _LOST
             content, problem = _open(reply)
@@ -190,6 +197,17 @@ class FlowerLink:
             self._replaced.add(former)
             self._ask(former)
         self._nodes[site] = node
+
+
+@contextlib.contextmanager
+def _reaching_superlink() -> Iterator[None]:
+    try:
+        yield
+    except (httpx.HTTPError, RunNotRunningException) as error:
+        raise FederationError(
+            f"the SuperLink takes no messages of this run any more ({type(error).__name__})",
+            hint="if nobody has stopped it, the log of the SuperLink says why",
+        ) from error
 
 
 def _twins(site: str) -> FederationError:

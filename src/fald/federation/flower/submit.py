@@ -30,6 +30,8 @@ from fald.federation.folder import FederationSettings, read_settings, read_submi
 CERTIFICATE = "ca.crt"
 _CONNECTION = "federation"
 _PATIENCE = 120.0  # seconds for one flwr command
+_FRESH = 20.0  # seconds for which the answer to one is believed
+_told: dict[tuple[Path, str], tuple[float, str]] = {}
 _ENDS = {"finished:completed": "done", "finished:stopped": "aborted", "finished:failed": "failed"}
 _APP = """\
 [project]
@@ -92,7 +94,18 @@ def _numbers(folder: Path) -> list[str]:
 
 
 def job_state(folder: Path, job_id: str) -> str:
-    """How a run stands: ``waiting``, ``running``, ``done``, ``aborted`` or ``failed``."""
+    """How a run stands: ``waiting``, ``running``, ``done``, ``aborted`` or ``failed``.
+
+    Every question is a process of its own, so an answer is good for a while.
+    """
+    asked, state = _told.get((folder, job_id), (float("-inf"), ""))
+    if time.monotonic() - asked > _FRESH:
+        state = _ask_state(folder, job_id)
+        _told[folder, job_id] = time.monotonic(), state
+    return state
+
+
+def _ask_state(folder: Path, job_id: str) -> str:
     _prepare(folder)
     found = _flwr(folder, "list", _CONNECTION, "--run-id", job_id)
     runs = [run for run in found.get("runs", ()) if str(run.get("run-id")) == job_id]
@@ -104,11 +117,11 @@ def job_state(folder: Path, job_id: str) -> str:
 
 def abort(folder: Path, job_id: str, *, patience: float = 30.0) -> str:
     """Stop a run and wait until it has ended; returns its state."""
-    state = job_state(folder, job_id)
+    state = _ask_state(folder, job_id)
     if state in ("waiting", "running"):
         _flwr(folder, "stop", job_id, _CONNECTION)
     end = time.monotonic() + patience
-    while (state := job_state(folder, job_id)) in ("waiting", "running") and time.monotonic() < end:
+    while (state := _ask_state(folder, job_id)) in ("waiting", "running") and time.monotonic() < end:
         time.sleep(0.5)
     return state
 
