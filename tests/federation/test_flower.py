@@ -15,6 +15,7 @@ from flower_loopback import Loopback, wait_for
 
 from fald import commands
 from fald.datasets import load_bundled_study
+from fald.federation.flower import submit
 from fald.study import make_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.federation]
@@ -86,6 +87,21 @@ def test_the_trial_equals_the_run_in_one_process(federation, settings, tmp_path)
         np.testing.assert_allclose(found["posterior"][name], wanted, rtol=0, atol=1e-6)
         # the same check sees another run: chains in another order
         assert not np.allclose(found["posterior"][name][::-1], wanted, rtol=0, atol=1e-6)
+
+
+def test_a_refusal_reaches_the_coordinator_with_the_site_and_no_values(federation, settings, tmp_path):
+    """Submitted as ``fald run --federation`` does; the sites' tables have no such column."""
+    folder, out = tmp_path / "trial", tmp_path / "out"
+    folder.mkdir()
+    about = {"name": "trial", "engine": "flower", "sites": list(federation.data), "host": "127.0.0.1"}
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in {**about, "port": federation.port}.items()]
+    (folder / "federation.toml").write_text("".join(lines))
+    study = {**settings, "data": {**settings["data"], "target": "survival"}}
+    number = submit.submit(folder, {"study": study, "out": str(out), "resume": False})
+    outcome = read_outcome(federation, out)
+    assert (outcome["status"], outcome["exit_code"]) == ("failed", 7)
+    assert outcome["message"] == "site 'north' refuses: its table has no column 'survival'"
+    wait_for(lambda: submit._ask_state(folder, number) == "failed", 60, "the end of the run")
 
 
 def read_outcome(federation: Loopback, out: Path) -> dict:
