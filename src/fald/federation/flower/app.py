@@ -44,7 +44,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run a study; Flower calls this where the SuperLink is."""
     job, sites, wait = read_job(context.run_config)
     out = Path(job["out"])
-    _keep_compiled(out / "compiled")
+    _keep_compiled(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fald" / "compiled")
     with _interruptible():
         try:
             code = serve_job(FlowerLink(grid, sites, wait=wait), job)
