@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -245,6 +246,12 @@ class Study(_Section):
         """Read and check given files, one per site, as the study's own."""
         data, bounds = FederatedData.from_files(files, **self._encoding()), self.data.bounds
         return data if bounds is None else data.bounded(*bounds)
+
+    def read_frame(self, frame: pd.DataFrame, name: str) -> FederatedData:
+        """Encode and check one site's table, as ``read_files`` does with the table of a file."""
+        site = "_".join(["site", *map(str, frame.columns)])  # no column has this name
+        data = FederatedData.from_frame(frame.assign(**{site: name}), site=site, **self._encoding())
+        return data if self.data.bounds is None else data.bounded(*self.data.bounds)
 
     def _encoding(self) -> dict[str, Any]:
         d = self.data
