@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from fald.privacy.guard import Protection
 from fald.samplers.base import Method
 from fald.samplers.names import METHODS, by_name, takes
 from fald.schedules import paper_decay
+from fald.types import float_dtype
 
 _FALD = ("local_steps", "step_size", "temperature", "correlation", "noise", "batch_size", "clip_norm")
 
@@ -284,24 +286,29 @@ class Study(_Section):
 
     def build_model(self, features: Iterable[str]) -> Model:
         """The model over the encoded feature columns."""
-        m, names = self.model, list(features)
-        if m.family == "linear":
-            return models.linear_regression(
-                names,
-                noise_scale=m.noise_scale,
-                prior_scale=m.prior_scale,
-                noise_prior_scale=m.noise_prior_scale,
-            )
-        if m.family == "softmax":
-            return models.softmax_regression(names, m.num_classes or 0, prior_scale=m.prior_scale)
-        build = {"logistic": models.logistic_regression, "poisson": models.poisson_regression}[m.family]
-        return build(names, prior_scale=m.prior_scale)
+        return _built(self.model, tuple(features), str(float_dtype()))
 
     def as_settings(self) -> dict[str, Any]:
         """The whole study as plain values under its kebab-case keys."""
         left_out = {"fit"} if self.sampler is not None else set()
         left_out |= {"federation"} - self.model_fields_set
         return self.model_dump(by_alias=True, exclude_none=True, exclude=left_out)
+
+
+@functools.lru_cache(maxsize=64)
+def _built(m: ModelSection, names: tuple[str, ...], dtype: str) -> Model:
+    """One model for one description and precision, so that what was compiled for it is found again."""
+    if m.family == "linear":
+        return models.linear_regression(
+            names,
+            noise_scale=m.noise_scale,
+            prior_scale=m.prior_scale,
+            noise_prior_scale=m.noise_prior_scale,
+        )
+    if m.family == "softmax":
+        return models.softmax_regression(names, m.num_classes or 0, prior_scale=m.prior_scale)
+    build = {"logistic": models.logistic_regression, "poisson": models.poisson_regression}[m.family]
+    return build(names, prior_scale=m.prior_scale)
 
 
 def load_study(path: str | Path, overrides: Iterable[str] = ()) -> Study:
