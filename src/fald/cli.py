@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -12,10 +13,19 @@ from typing import Annotated, Any
 import jax
 import typer
 
-from fald import commands, compare_report, diagnostics, fit_report, plan_report, privacy_commands, tables
+from fald import (
+    commands,
+    compare_report,
+    diagnostics,
+    fit_report,
+    plan_report,
+    privacy_commands,
+    report as reports,
+    tables,
+)
 from fald.checkpoint import write_atomically
 from fald.datasets import load_bundled_study
-from fald.errors import ConfigError, DataError, ExitCode, FaldError
+from fald.errors import ConfigError, DataError, ExitCode, FaldError, Interrupted
 from fald.planner import Goal
 from fald.privacy.calibration import Budget
 from fald.results import check_level
@@ -68,7 +78,8 @@ def demo(
             f"\nIndomethacin multiplies the odds of pancreatitis by {row['odds ratio']:.2f} "
             f"(95% credible interval {low:.2f} to {high:.2f}).\n"
             f"{_plain_cost(study)}\n"
-            f"Results are in {out}. Next: fald diagnose {out}, or fald new for a study of your own."
+            f"Results are in {out}. Next: open {out / 'report.html'} in a browser, or fald new for a study of "
+            "your own."
         )
 
 
@@ -137,6 +148,36 @@ def diagnose(
         print(tables.drift_text(diagnostics.client_drift(tree)))
     if strict:
         commands.require_clean(tree)
+
+
+@app.command()
+def report(
+    folder: Run,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write into this folder (default: that of the run).", show_default=False),
+    ] = None,
+    level: Level = 0.95,
+    doubling: Annotated[int, typer.Option(help="Rounds of a check with twice the step size; 0: none.")] = 0,
+    reference: Annotated[
+        Path | None, typer.Option(help="Result to compare with (.nc).", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the report of a run: the answer, how far to trust it, sites, privacy, settings.
+
+    report.html opens in a browser without a network and prints on A4; report.md has the same numbers.
+
+    Example: fald report runs/study --level 0.9
+    """
+    check_level(level)
+    document, page = reports.report_run(folder, out, level=level, doubling=doubling, reference=reference)
+    if as_json:
+        print(json.dumps(document, indent=1, ensure_ascii=False))
+    else:
+        status = document["status"]
+        print("\n".join([status["headline"], *[f"- {reason}" for reason in status["reasons"]]]))
+        print(f"Report: {page}")
 
 
 @app.command()
@@ -397,11 +438,18 @@ def _finish(
     study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float
 ) -> None:
     check_level(level)
-    tree = commands.run_study(study, out, resume=resume, progress=not quiet)
+    command = shlex.join(["fald", *sys.argv[1:]])
+    try:
+        tree = commands.run_study(study, out, resume=resume, progress=not quiet, command=command)
+    except FaldError as error:
+        if (out / "partial.nc").exists() and not isinstance(error, Interrupted):
+            error.hint += f"; what went wrong is also in {reports.report_run(out, level=level)[1]}"
+        raise
+    said, page = reports.report_run(out, level=level)
     if as_json:
-        print(json.dumps({**commands.document(tree, level), "folder": str(out)}, indent=1))
+        print(json.dumps({**said["run"], "folder": str(out), "report": str(page)}, indent=1))
     else:
-        print(commands.text(tree, level))
+        print(f"{commands.text(tree, level)}\n\nReport: {page}")
     if strict:
         commands.require_clean(tree)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from fald import diagnostics, tables
 from fald.checkpoint import Checkpoint, write_atomically
@@ -39,8 +42,10 @@ def set_precision(study: Study) -> None:
     jax.config.update("jax_enable_x64", double)
 
 
-def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.DataTree:
+def run_study(study: Study, out: Path, *, resume: bool, progress: bool, command: str = "") -> xr.DataTree:
     """Run a study into a folder: ``study.json``, ``checkpoint/``, ``posterior.nc``, ``summary.json``.
+
+    ``command`` is kept in the result, for those who want to run it again.
 
     Raises
     ------
@@ -71,14 +76,15 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool) -> xr.Da
     except FaldError as error:
         partial = getattr(error, "tree", None)
         if partial is not None and not isinstance(error, StorageError):
-            save(_named(partial, study), out / "partial.nc")
+            partial.attrs["ended"] = error.message
+            save(_named(partial, study, command), out / "partial.nc")
             kept = partial.children["posterior"].sizes["draw"]
             error.hint += f"; {kept} draws per chain are kept in {out / 'partial.nc'}"
         raise
     write_atomically(out / "study.json", about)
     if study.sampler is not None:
         tree.attrs["foreseen"] = json.dumps(foresee(model, data, settings_of(tree)))
-    save(_named(tree, study), result)
+    save(_named(tree, study, command), result)
     (out / "partial.nc").unlink(missing_ok=True)
     write_atomically(out / "summary.json", json.dumps(document(tree), indent=1).encode())
     return tree
@@ -92,16 +98,23 @@ def _draws(study: Study, model: Model, data: FederatedData, **how: Any) -> xr.Da
     return sample(study.sampler.seed, model, data, **given, privacy=study.protection(), **how)
 
 
-def _named(tree: xr.DataTree, study: Study) -> xr.DataTree:
-    """The result with what only the study knows: its title, and the units of its scaled features."""
+def _named(tree: xr.DataTree, study: Study, command: str) -> xr.DataTree:
+    """The result with what it takes to read and repeat it: title, units of scaled features, command, versions."""
     units = {column: s.scale for column, s in study.data.scaling.items() if s.scale != 1}
-    tree.attrs |= {"title": study.title, "units": json.dumps(units)}
+    versions = {"Python": platform.python_version(), "JAX": jax.__version__, "NumPy": np.__version__}
+    tree.attrs |= {
+        "title": study.title,
+        "units": json.dumps(units),
+        "command": command,
+        "versions": json.dumps({**versions, "system": f"{platform.system()} {platform.machine()}"}),
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     return tree
 
 
 def forget_run(out: Path) -> None:
     """Remove the files of an earlier run from a folder, and nothing else."""
-    for name in ("posterior.nc", "partial.nc", "summary.json", "study.json"):
+    for name in ("posterior.nc", "partial.nc", "summary.json", "study.json", "report.html", "report.md"):
         (out / name).unlink(missing_ok=True)
     if (out / "checkpoint").exists():
         shutil.rmtree(out / "checkpoint")
