@@ -20,9 +20,9 @@ from fald import (
     fit_report,
     plan_report,
     privacy_commands,
-    report as reports,
     tables,
 )
+from fald import report as reports
 from fald.checkpoint import write_atomically
 from fald.datasets import load_bundled_study
 from fald.errors import ConfigError, DataError, ExitCode, FaldError, Interrupted
@@ -78,8 +78,7 @@ def demo(
             f"\nIndomethacin multiplies the odds of pancreatitis by {row['odds ratio']:.2f} "
             f"(95% credible interval {low:.2f} to {high:.2f}).\n"
             f"{_plain_cost(study)}\n"
-            f"Results are in {out}. Next: open {out / 'report.html'} in a browser, or fald new for a study of "
-            "your own."
+            f"Next: open {out / 'report.html'} in a browser, or fald new for a study of your own."
         )
 
 

@@ -82,7 +82,7 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool, command:
             error.hint += f"; {kept} draws per chain are kept in {out / 'partial.nc'}"
         raise
     write_atomically(out / "study.json", about)
-    if study.sampler is not None:
+    if not is_fit(tree):
         tree.attrs["foreseen"] = json.dumps(foresee(model, data, settings_of(tree)))
     save(_named(tree, study, command), result)
     (out / "partial.nc").unlink(missing_ok=True)
@@ -99,7 +99,7 @@ def _draws(study: Study, model: Model, data: FederatedData, **how: Any) -> xr.Da
 
 
 def _named(tree: xr.DataTree, study: Study, command: str) -> xr.DataTree:
-    """The result with what it takes to read and repeat it: title, units of scaled features, command, versions."""
+    """The result with what it takes to read and repeat it: title, units of features, command, versions."""
     units = {column: s.scale for column, s in study.data.scaling.items() if s.scale != 1}
     versions = {"Python": platform.python_version(), "JAX": jax.__version__, "NumPy": np.__version__}
     tree.attrs |= {
@@ -243,8 +243,8 @@ def check_run(folder: Path, doubling_rounds: int) -> dict[str, Any]:
     study, tree = open_run(folder)
     set_precision(study)
     data = study.read_data()
-    model, s = study.build_model(data.features), study.require_sampler()
-    if data.num_rows * model.dim * s.local_steps * s.num_chains * doubling_rounds > _MOST_CHECK_WORK:
+    model, s = study.build_model(data.features), settings_of(tree)
+    if data.num_rows * model.dim * s["local_steps"] * s["num_chains"] * doubling_rounds > _MOST_CHECK_WORK:
         doubling_rounds = 0
     return checks(tree, model, data, doubling_rounds=doubling_rounds)
 

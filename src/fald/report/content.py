@@ -50,7 +50,7 @@ def run_document(
     if study.privacy is None:
         data, model, why = _rows(study, tree)
     found = None
-    if doubling and study.sampler is not None and data is not None and not tree.attrs["point_estimate"]:
+    if doubling and data is not None and not is_fit(tree) and not tree.attrs["point_estimate"]:
         found = check_run(folder, doubling)["doubling"]["measured"]
     other = None if reference is None else (str(reference.name), load(reference))
     made = result_document(tree, model=model, data=data, level=level, reference=other, why=why)
@@ -190,7 +190,7 @@ def _num_modes(tree: xr.DataTree) -> int | None:
 
 
 def _sites(tree: xr.DataTree, run: dict[str, Any]) -> list[dict[str, Any]]:
-    """Sites with what they did and sent; ``seldom`` marks those that took part far less often than planned."""
+    """Sites with what they did and sent; ``seldom``: they took part far less often than planned."""
     posterior = tree.children["posterior"]
     kept = posterior.sizes["chain"] * posterior.sizes["draw"]
     planned = int(tree.attrs["rounds_done"]) if is_fit(tree) else kept

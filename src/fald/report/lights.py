@@ -105,14 +105,14 @@ def _verdict(document: Document) -> Light:
 
 def _khat(document: Document) -> Light | None:
     khat = document["run"]["khat"]
-    rule = f"amber above {KHAT_AMBER}, red above {KHAT_RED}"
-    if khat is None:
+    if khat is None:  # chains have no weights
         return None
+    rule = f"amber above {KHAT_AMBER}, red above {KHAT_RED}"
     colour = by_limits(khat, KHAT_AMBER, KHAT_RED)
     said = {
         "green": "No single draw dominates: the proposal covers the posterior, tails included.",
         "amber": "A few draws carry much of the weight; averages are less certain than their errors say.",
-        "red": "A few draws dominate: the proposal misses part of the posterior, and averages cannot be trusted.",
+        "red": "A few draws dominate: part of the posterior is missed, and averages cannot be trusted.",
     }[colour]
     return Light("Importance weights (k-hat)", colour, number(khat), f"k-hat is {number(khat)}. {said}", rule)
 
@@ -128,39 +128,39 @@ def _worst(document: Document, key: str, choose: Callable[..., Any]) -> tuple[st
 
 
 def _rhat(document: Document) -> Light:
+    name = "Mixing (R-hat)"
     rule = f"amber above {RHAT_LIMIT}, red above {RHAT_RED} or where it cannot be computed"
     if document["chains"] < 2:
         said = "There is one chain only, so nothing shows whether another would have found the same."
-        return Light("Mixing (R-hat)", "amber", "one chain", said, rule)
-    name, value = _worst(document, "r_hat", max)
-    colour = by_limits(value, RHAT_LIMIT, RHAT_RED)
+        return Light(name, "amber", "one chain", said, rule)
+    worst, value = _worst(document, "r_hat", max)
     if math.isnan(value):
-        return Light(
-            "Mixing (R-hat)", colour, "-", f"R-hat of {name} cannot be computed: too few draws, or chains that do not move.", rule
-        )  # fmt: skip
+        said = f"R-hat of {worst} cannot be computed: there are too few draws, or chains that do not move."
+        return Light(name, "red", "-", said, rule)
+    colour = by_limits(value, RHAT_LIMIT, RHAT_RED)
     said = {
-        "green": f"The chains agree with each other: the largest R-hat is {value:.3f} ({name}).",
-        "amber": f"The chains do not quite agree yet: R-hat of {name} is {value:.3f}. Run longer.",
-        "red": f"The chains disagree: R-hat of {name} is {value:.3f}. They have not found the posterior.",
+        "green": f"The chains agree with each other: the largest R-hat is {value:.3f} ({worst}).",
+        "amber": f"The chains do not quite agree yet: R-hat of {worst} is {value:.3f}. Run longer.",
+        "red": f"The chains disagree: R-hat of {worst} is {value:.3f}. They have not found the posterior.",
     }[colour]
-    return Light("Mixing (R-hat)", colour, f"{value:.3f}", said, rule)
+    return Light(name, colour, f"{value:.3f}", said, rule)
 
 
 def _draws(document: Document) -> Light:
-    name, value = _worst(document, "ess_bulk", min)
+    name = "Effective draws (ESS)"
     rule = f"amber below {ESS_LIMIT}, red below {ESS_RED} or where it cannot be computed"
+    worst, value = _worst(document, "ess_bulk", min)
     if math.isnan(value):
-        said = (
-            f"The effective number of draws of {name} cannot be computed: too few draws, or none that move."
-        )
-        return Light("Effective draws (ESS)", "red", "-", said, rule)
+        said = f"The effective draws of {worst} cannot be counted: there are too few, or chains do not move."
+        return Light(name, "red", "-", said, rule)
     colour: Colour = "red" if value < ESS_RED else "amber" if value < ESS_LIMIT else "green"
+    count = f"{value:,.0f} independent ones"
     said = {
-        "green": f"For every parameter the draws are worth {value:,.0f} independent ones or more, enough for intervals.",
-        "amber": f"For {name} the draws are worth only {value:,.0f} independent ones: the ends of intervals move.",
-        "red": f"For {name} the draws are worth only {value:,.0f} independent ones: too few for an interval.",
+        "green": f"For every parameter the draws are worth {count} or more, enough for intervals.",
+        "amber": f"For {worst} the draws are worth only {count}: the ends of its interval are uncertain.",
+        "red": f"For {worst} the draws are worth only {count}: too few for an interval.",
     }[colour]
-    return Light("Effective draws (ESS)", colour, f"{value:,.0f}", said, rule)
+    return Light(name, colour, f"{value:,.0f}", said, rule)
 
 
 def _modes(document: Document) -> Light | None:
@@ -177,24 +177,20 @@ def _modes(document: Document) -> Light | None:
 
 
 def _bias(document: Document) -> Light:
-    name, rule = (
-        "Predicted bias",
-        f"amber above {ERROR_AMBER} posterior sd or 5% of an sd, red above four times that",
-    )
-    foreseen = document["run"]["foreseen"]
+    name, foreseen = "Predicted bias", document["run"]["foreseen"]
+    rule = f"amber above {ERROR_AMBER} posterior sd or 5% of an sd, red above four times that"
     if foreseen is None or foreseen["predicted"] is None:
-        why = "the run did not finish" if foreseen is None else foreseen["no_prediction"]
-        return Light(
-            name, "none", "-", f"What local steps and the step size shift was not predicted: {why}.", rule
-        )
+        why = "it needs a finished run of a study" if foreseen is None else foreseen["no_prediction"]
+        said = f"What local steps and the step size shift was not predicted: {why}."
+        return Light(name, "none", "-", said, rule)
     p = foreseen["predicted"]
     bias, spread = p["bias"], abs(p["sd_error"])
-    colour = by_limits(max(bias, spread), ERROR_AMBER, ERROR_RED)
     said = (
-        f"Local steps and the step size shift means by up to {bias:.2g} posterior sd ({p['bias_parameter']}) and "
-        f"change sds by up to {percent(spread)} ({p['sd_parameter']}), by the exact law of local quadratic models. "
-        "R-hat does not see this."
+        f"Local steps and the step size shift means by up to {bias:.2g} posterior sd ({p['bias_parameter']}) "
+        f"and change sds by up to {percent(spread)} ({p['sd_parameter']}), by the exact law of local "
+        "quadratic models. R-hat does not see this."
     )
+    colour = by_limits(max(bias, spread), ERROR_AMBER, ERROR_RED)
     return Light(name, colour, f"{bias:.2g} sd, {percent(spread)}", said, rule)
 
 
@@ -221,19 +217,13 @@ def _doubling(document: Document) -> Light | None:
     if found is None:
         return None
     error = found["standard_error"] or 0.0
-    clear = max(0.0, found["shift"] - 2 * error)
     said = (
         f"With twice the step size means move by {found['shift']:.2g} ± {error:.2g} posterior sd "
-        f"({found['shift_parameter']}). What moves then is about the bias of this run."
+        f"({found['shift_parameter']}). The bias of this run is about as large."
     )
     rule = f"amber if more than {ERROR_AMBER} beyond two standard errors, red if more than {ERROR_RED}"
-    return Light(
-        "Twice the step size",
-        by_limits(clear, ERROR_AMBER, ERROR_RED),
-        f"{found['shift']:.2g} sd",
-        said,
-        rule,
-    )
+    colour = by_limits(max(0.0, found["shift"] - 2 * error), ERROR_AMBER, ERROR_RED)
+    return Light("Twice the step size", colour, f"{found['shift']:.2g} sd", said, rule)
 
 
 def _clipped(document: Document) -> Light | None:
@@ -276,34 +266,29 @@ def _listed(names: list[str]) -> str:
 def _predictive(document: Document) -> Light:
     name, found = "Fit of the model", document["predictive"]
     rule = (
-        f"amber if the smallest of three p-values, times three, is below {P_AMBER}; red if what was seen is also "
-        f"{DISTANCE_RED:g} standard deviations from what the model expects"
+        f"amber if the smallest of three p-values, times three, is below {P_AMBER}; red if what was seen is "
+        f"then {DISTANCE_RED:g} standard deviations or more from what the model expects"
     )
     if found is None:
         said = f"Whether the model fits the rows was not checked: {document['no_predictive']}."
         return Light(name, "none", "-", said, rule)
-    worst = max(
-        (s for s in found["sites"] if s["seen"] is not None), key=lambda s: abs(s["distance"]), default=None
-    )
-    where = "the mean outcomes of the sites" + (f", least at {worst['client']}," if worst else "")
+    shown = [s for s in found["sites"] if s["seen"] is not None]
+    worst = max(shown, key=lambda s: abs(s["distance"]), default=None)
     checked = {
-        where: found["site_means"],
+        f"the sites' mean outcomes ({worst['client']} least)" if worst else "the sites' mean outcomes": found[
+            "site_means"
+        ],
         "the scatter of outcomes": found["squared_error"],
         "averages over rows of similar prediction": found["calibration_error"],
     }
-    what = min(checked, key=lambda key: checked[key]["p_value"])
-    value = min(1.0, 3 * checked[what]["p_value"])
-    far = (
-        max(abs(c["distance"]) for c in checked.values() if 3 * c["p_value"] < P_AMBER)
-        if value < P_AMBER
-        else 0.0
-    )
-    colour: Colour = "red" if far > DISTANCE_RED else "amber" if value < P_AMBER else "green"
+    what = min(checked, key=lambda key: (checked[key]["p_value"], -abs(checked[key]["distance"])))
+    value, far = min(1.0, 3 * checked[what]["p_value"]), abs(checked[what]["distance"])
+    colour: Colour = "green" if value >= P_AMBER else "amber" if far < DISTANCE_RED else "red"
     said = {
-        "green": f"Outcomes simulated from the posterior look like those of the rows (smallest p times three: {value:.2g}).",
-        "amber": f"The model describes {what} badly (p times three: {value:.2g}). Its intervals may be too narrow.",
-        "red": f"The model does not describe {what} at all ({far:.3g} standard deviations off). The posterior of a wrong "
-        "model answers another question.",
+        "green": f"Outcomes simulated from the posterior look like those of the rows (p {value:.2g}).",
+        "amber": f"The model describes {what} badly (p {value:.2g}). Its intervals may be too narrow.",
+        "red": f"The model does not describe {what}: {far:.3g} standard deviations off. The posterior of a "
+        "wrong model answers another question.",
     }[colour]
     return Light(name, colour, f"p {value:.2g}", said, rule)
 
@@ -312,15 +297,18 @@ def _reference(document: Document) -> Light | None:
     found = document["reference"]
     if found is None:
         return None
-    colour = by_limits(
-        max(found["shift"] - 2 * found["standard_error"], found["sd_error"] - 2 * found["sd_standard_error"]),
-        0.05,
-        0.2,
-    )
     said = (
-        f"Against {found['name']}, means differ by up to {found['shift']:.2g} posterior sd ({found['shift_parameter']}), "
-        f"sds by up to {percent(found['sd_error'])} ({found['sd_parameter']}); the distance W2 is {percent(found['w2_relative'])} "
-        f"of the posterior's size, and two halves of the reference are {percent(found['w2_noise_relative'])} apart."
+        f"Against {found['name']}, means differ by up to {found['shift']:.2g} posterior sd "
+        f"({found['shift_parameter']}), sds by up to {percent(found['sd_error'])} ({found['sd_parameter']}). "
+        f"W2 is {percent(found['w2_relative'])} of the posterior's size; halves of the reference are "
+        f"{percent(found['w2_noise_relative'])} apart."
     )
-    rule = "amber if a mean is off by more than 0.05 sd or an sd by 5% beyond two standard errors, red above four times that"
+    rule = (
+        f"amber if a mean is off by more than {ERROR_AMBER} sd, or an sd by 5%, beyond three standard errors; "
+        "red above four times that"
+    )
+    clear = max(
+        found["shift"] - 3 * found["standard_error"], found["sd_error"] - 3 * found["sd_standard_error"]
+    )
+    colour = by_limits(clear, ERROR_AMBER, ERROR_RED)
     return Light("Distance to a reference", colour, f"{found['shift']:.2g} sd", said, rule)

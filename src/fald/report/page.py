@@ -1,7 +1,7 @@
 """A report's document as one HTML page and as Markdown.
 
-Every number on the page is looked up in the document by its JSON pointer and carries both, so that nothing on the
-page can differ from the files: ``<data value="0.4539…" data-key="/run/summary/0/odds ratio">0.454</data>``.
+Every number in a table is looked up in the document by its JSON pointer and carries both, so that nothing on
+the page can differ from the files: ``<data value="0.4539…" data-key="/run/summary/0/mean">0.454</data>``.
 """
 
 from __future__ import annotations

@@ -33,10 +33,10 @@ def predictive_checks(
 ) -> dict[str, Any]:
     """Compare the outcomes of the rows with outcomes simulated from the posterior.
 
-    Three discrepancies are compared with their simulated values, each with a posterior predictive p-value: how
-    far the means of the sites are from those expected, Σ_c (ȳ_c − e_c)²/v_c; the mean squared error, which grows
-    when outcomes scatter more than the model says (two-sided); and the calibration error, the mean distance
-    between predicted and seen averages over rows of similar prediction.
+    Three discrepancies are compared with their simulated values, each with a posterior predictive p-value:
+    how far the means of the sites are from those expected, Σ_c (ȳ_c − e_c)²/v_c; the mean squared error,
+    which grows when outcomes scatter more than the model says (two-sided); and the calibration error, the
+    mean distance between predicted and seen averages over rows of similar prediction.
 
     Parameters
     ----------
@@ -51,9 +51,9 @@ def predictive_checks(
     -------
     dict
         ``outcome`` (what is averaged), ``draws``, ``rows``; ``site_means``, ``squared_error`` and
-        ``calibration_error``, each with what was ``seen`` and ``expected``, its ``p_value`` and its ``distance`` in
-        simulated standard deviations; ``sites`` and ``bins`` with means and predictive intervals. Sites with fewer
-        than ten rows have no ``seen``.
+        ``calibration_error``, each with what was ``seen`` and ``expected``, its ``p_value`` and its
+        ``distance`` in simulated standard deviations; ``sites`` and ``bins`` with means and predictive
+        intervals. Sites with fewer than ten rows have no ``seen``.
 
     Raises
     ------
@@ -62,8 +62,8 @@ def predictive_checks(
 
     Notes
     -----
-    The rows are those that the posterior was made from, so p-values lean towards the middle: a small one counts,
-    a large one proves little.
+    The rows are those that the posterior was made from, so p-values lean towards the middle: a small one
+    counts, a large one proves little.
 
     Examples
     --------
