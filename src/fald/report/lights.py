@@ -286,9 +286,9 @@ def _predictive(document: Document) -> Light:
     colour: Colour = "green" if value >= P_AMBER else "amber" if far < DISTANCE_RED else "red"
     said = {
         "green": f"Outcomes simulated from the posterior look like those of the rows (p {value:.2g}).",
-        "amber": f"The model describes {what} badly (p {value:.2g}). Its intervals may be too narrow.",
-        "red": f"The model does not describe {what}: {far:.3g} standard deviations off. The posterior of a "
-        "wrong model answers another question.",
+        "amber": f"The draws reproduce {what} badly (p {value:.2g}): the model may leave something out.",
+        "red": f"The draws do not reproduce {what}: {far:.3g} standard deviations off. The model does not "
+        "fit the rows, or the draws are not from its posterior.",
     }[colour]
     return Light(name, colour, f"p {value:.2g}", said, rule)
 
@@ -304,8 +304,8 @@ def _reference(document: Document) -> Light | None:
         f"{percent(found['w2_noise_relative'])} apart."
     )
     rule = (
-        f"amber if a mean is off by more than {ERROR_AMBER} sd, or an sd by 5%, beyond three standard errors; "
-        "red above four times that"
+        f"amber if a mean is off by more than {ERROR_AMBER} sd, or an sd by 5%, beyond three standard "
+        "errors; red above four times that"
     )
     clear = max(
         found["shift"] - 3 * found["standard_error"], found["sd_error"] - 3 * found["sd_standard_error"]
