@@ -163,15 +163,25 @@ def _height(rows: Sequence[Any]) -> int:
 
 
 def _ratio_ticks(low: float, high: float) -> dict[str, Any]:
-    """Ticks that are read as factors: halves and doubles, or powers of ten where the range is wide."""
-    low, high = max(min(low, 1.0), 1e-12), min(max(high, 1.0), 1e12)
-    if high / low <= 300:
-        powers = np.arange(np.floor(np.log2(low)), np.ceil(np.log2(high)) + 1)
-        ticks = [2.0**p for p in powers]
+    """Ticks that are read as factors; the wider the range, the coarser.
+
+    Examples
+    --------
+    >>> _ratio_ticks(0.6, 1.9)["ticktext"]
+    ['0.6', '0.8', '1', '1.25', '1.5', '2']
+    """
+    low, high = min(low, 1.0), max(high, 1.0)
+    width = high / low
+    if width <= 1.5:
+        return {}
+    if width <= 6:
+        fine = (0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6)
+        ticks = [t for t in fine if low / 1.1 <= t <= high * 1.1]
     else:
-        powers = np.arange(np.floor(np.log10(low)), np.ceil(np.log10(high)) + 1)
-        ticks = [10.0**p for p in powers]
-    return {"tickvals": ticks, "ticktext": [f"{t:g}" for t in ticks]}
+        base = 2.0 if width <= 300 else 10.0
+        first, last = np.floor(np.log(low) / np.log(base)), np.ceil(np.log(high) / np.log(base))
+        ticks = base ** np.arange(first, last + 1, max(1, (last - first) // 8))
+    return {"tickvals": [float(t) for t in ticks], "ticktext": [f"{t:g}" for t in ticks]}
 
 
 def calibration(checked: Mapping[str, Any]) -> Figure:

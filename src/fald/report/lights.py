@@ -136,7 +136,7 @@ def _rhat(document: Document) -> Light:
     worst, value = _worst(document, "r_hat", max)
     if math.isnan(value):
         said = f"R-hat of {worst} cannot be computed: there are too few draws, or chains that do not move."
-        return Light(name, "red", "-", said, rule)
+        return Light(name, "red", "", said, rule)
     colour = by_limits(value, RHAT_LIMIT, RHAT_RED)
     said = {
         "green": f"The chains agree with each other: the largest R-hat is {value:.3f} ({worst}).",
@@ -152,7 +152,7 @@ def _draws(document: Document) -> Light:
     worst, value = _worst(document, "ess_bulk", min)
     if math.isnan(value):
         said = f"The effective draws of {worst} cannot be counted: there are too few, or chains do not move."
-        return Light(name, "red", "-", said, rule)
+        return Light(name, "red", "", said, rule)
     colour: Colour = "red" if value < ESS_RED else "amber" if value < ESS_LIMIT else "green"
     count = f"{value:,.0f} independent ones"
     said = {
@@ -182,7 +182,7 @@ def _bias(document: Document) -> Light:
     if foreseen is None or foreseen["predicted"] is None:
         why = "it needs a finished run of a study" if foreseen is None else foreseen["no_prediction"]
         said = f"What local steps and the step size shift was not predicted: {why}."
-        return Light(name, "none", "-", said, rule)
+        return Light(name, "none", "", said, rule)
     p = foreseen["predicted"]
     bias, spread = p["bias"], abs(p["sd_error"])
     said = (
@@ -199,7 +199,7 @@ def _step(document: Document) -> Light:
     name, rule = "Step size", f"amber above {STEP_AMBER}, red above {STEP_LIMIT:g}"
     if value is None:
         said = "Step size times curvature is not known: sites of a private run keep it, or the run has none."
-        return Light(name, "none", "-", said, rule)
+        return Light(name, "none", "", said, rule)
     colour = by_limits(value, STEP_AMBER, STEP_LIMIT)
     said = (
         f"Step size times the largest curvature is {number(value)}. "
@@ -271,7 +271,7 @@ def _predictive(document: Document) -> Light:
     )
     if found is None:
         said = f"Whether the model fits the rows was not checked: {document['no_predictive']}."
-        return Light(name, "none", "-", said, rule)
+        return Light(name, "none", "", said, rule)
     shown = [s for s in found["sites"] if s["seen"] is not None]
     worst = max(shown, key=lambda s: abs(s["distance"]), default=None)
     checked = {
@@ -305,10 +305,12 @@ def _reference(document: Document) -> Light | None:
     )
     rule = (
         f"amber if a mean is off by more than {ERROR_AMBER} sd, or an sd by 5%, beyond three standard "
-        "errors; red above four times that"
+        "errors, or if these are too large to tell; red above four times that"
     )
     clear = max(
         found["shift"] - 3 * found["standard_error"], found["sd_error"] - 3 * found["sd_standard_error"]
     )
     colour = by_limits(clear, ERROR_AMBER, ERROR_RED)
+    if colour == "green" and 3 * found["standard_error"] > ERROR_RED:
+        colour = "amber"
     return Light("Distance to a reference", colour, f"{found['shift']:.2g} sd", said, rule)

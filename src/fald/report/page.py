@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fald.privacy.statements import rounded_up
 from fald.report.figures import MOST_ROWS, figures
 from fald.report.lights import WORDS
 from fald.tables import labelled, number, percent
@@ -44,8 +45,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "probability": _probability,
     "rhat": lambda value: f"{value:.3f}",
     "p": lambda value: f"{value:.2g}",
-    "plain": lambda value: f"{value:g}",
-    "level": lambda value: f"{100 * value:g}%",
+    "bound": rounded_up,
 }
 
 
@@ -105,6 +105,7 @@ def _context(document: Mapping[str, Any]) -> dict[str, Any]:
         "interval": f"{100 * level:g}% interval",
         "fitted": "verdict" in run and "rounds" in run,
         "words": WORDS,
+        "method": run["method"].upper() if run["method"] in ("fa-ld", "sgld") else run["method"],
         "labelled": partial(labelled, units=run["units"]),
         "most_rows": MOST_TABLE_ROWS,
         "most_drawn": MOST_ROWS,
@@ -138,7 +139,6 @@ def answer(document: Mapping[str, Any]) -> list[str]:
     sure = _probability(first["above"] if up else 1 - first["above"])
     if first["scale"]:
         noun = first["scale"].removesuffix(" ratio")
-        noun = noun if noun.endswith("s") else f"{noun}s"
         said = f"{first['label']} multiplies the {noun} of {target} by {numbers}"
         side = f"it {'raises' if up else 'lowers'} the {noun}"
     else:

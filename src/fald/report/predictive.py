@@ -77,29 +77,33 @@ def predictive_checks(
     """
     tail = (1 - check_level(level)) / 2
     seen, expected, simulated, outcome = _outcomes(model, require_posterior(tree), data, seed)
-    parts = list(map(slice, data.offsets[:-1], data.offsets[1:]))
-    sites = [{"client": name, **_compare(seen[p], simulated[p], tail)} for name, p in zip(data.names, parts)]
+    parts = dict(zip(data.names, map(slice, data.offsets[:-1], data.offsets[1:])))
+    return {"outcome": outcome, "level": level, **compare(seen, expected, simulated, parts, tail)}
+
+
+def compare(
+    seen: Array, expected: Array, simulated: Array, parts: dict[str, slice], tail: float
+) -> dict[str, Any]:
+    """Outcomes (n,) and their expectations (n,) beside simulated outcomes (n, draws), over sites and bins."""
+    sites = [{"client": name, **_means(seen[p], simulated[p], tail)} for name, p in parts.items()]
     for site in sites:
         if site["rows"] < SMALLEST_CELL:
             site |= {"seen": None, "distance": None}
     bins = _bins(expected)
+    errors = [
+        float(np.mean((seen - expected) ** 2)),
+        np.mean((simulated - expected[:, None]) ** 2, axis=0),
+    ]
+    apart = [_calibration(seen[:, None], expected, bins).item(), _calibration(simulated, expected, bins)]
     return {
-        "outcome": outcome,
-        "level": level,
         "draws": simulated.shape[1],
         "rows": len(seen),
-        "site_means": _discrepancy(*_site_means(seen, simulated, parts), two_sided=False),
-        "squared_error": _discrepancy(
-            float(np.mean((seen - expected) ** 2)), np.mean((simulated - expected[:, None]) ** 2, axis=0)
-        ),
-        "calibration_error": _discrepancy(
-            _calibration(seen[:, None], expected, bins).item(),
-            _calibration(simulated, expected, bins),
-            two_sided=False,
-        ),
+        "site_means": _discrepancy(*_site_means(seen, simulated, list(parts.values())), two_sided=False),
+        "squared_error": _discrepancy(*errors),
+        "calibration_error": _discrepancy(*apart, two_sided=False),
         "sites": sites,
         "bins": [
-            {"predicted": float(expected[rows].mean()), **_compare(seen[rows], simulated[rows], tail)}
+            {"predicted": float(expected[rows].mean()), **_means(seen[rows], simulated[rows], tail)}
             for rows in bins
         ],
     }
@@ -118,6 +122,8 @@ def _outcomes(
     if data.num_rows * _FEWEST_DRAWS > _MOST_VALUES:
         raise DataError(f"{data.num_rows:,} rows are too many to simulate outcomes for")
     flat = flat_positions(model, tree)
+    if len(flat) < _FEWEST_DRAWS:
+        raise DataError(f"it takes {_FEWEST_DRAWS} draws, and there are {len(flat)}")
     count = int(min(_MOST_DRAWS, _MOST_VALUES // data.num_rows, len(flat)))
     taken = np.linspace(0, len(flat) - 1, count).astype(int)
     positions = jax.vmap(model.unravel)(jnp.asarray(flat[taken], float_dtype()))
@@ -149,7 +155,7 @@ def _over_rows(function: Any, positions: Any, x: jax.Array) -> jax.Array:
     return jax.jit(lambda xs: jax.lax.map(lambda row: function(positions, row), xs))(x)
 
 
-def _compare(seen: Array, simulated: Array, tail: float) -> dict[str, Any]:
+def _means(seen: Array, simulated: Array, tail: float) -> dict[str, Any]:
     """The mean of some rows beside its simulated means."""
     means = simulated.mean(axis=0)
     low, high = np.quantile(means, [tail, 1 - tail])
