@@ -216,7 +216,7 @@ def test_the_report_of_a_diverged_run_says_so_at_the_top(tmp_path):
         x = rng.normal(size=60)
         frame = pd.DataFrame({"x": x, "count": rng.poisson(np.exp(0.5 + 0.6 * x))})
         frame.to_csv(tmp_path / f"{name}.csv", index=False)
-    sampler = "num-rounds = 300\nlocal-steps = 3\nstep-size = 4e-3\nnum-chains = 4\n"
+    sampler = "num-rounds = 300\nlocal-steps = 3\nstep-size = 6e-3\nnum-chains = 4\n"
     (tmp_path / "study.toml").write_text(
         '[data]\nfiles = { a = "a.csv", b = "b.csv" }\ntarget = "count"\nfeatures = ["x"]\n'
         f'[model]\nfamily = "poisson"\n[sampler]\n{sampler}'

@@ -29,14 +29,14 @@ from fald.errors import ConfigError, DataError, ExitCode, FaldError, Interrupted
 from fald.planner import Goal
 from fald.privacy.calibration import Budget
 from fald.results import check_level
-from fald.study import TEMPLATE, Study, load_study
+from fald.study import TEMPLATE, Study, known_keys, load_study
 from fald.version import __version__
 
 app = typer.Typer(
     name="fald",
-    help="A Bayesian posterior over data that cannot be pooled.\n\nStart with: fald demo",
+    help="A Bayesian posterior over data that cannot be pooled.\n\nExample: fald demo",
     add_completion=True,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     suggest_commands=False,
@@ -46,12 +46,20 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 5 if diagnostics object.")]
+
+
+def _keys(incomplete: str) -> list[str]:
+    """Study keys for the shell's completion, with the sign that a value follows."""
+    return [f"{key}=" for key in known_keys() if key.startswith(incomplete)]
+
+
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the study; may be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.", autocompletion=_keys),
 ]
-Level = Annotated[float, typer.Option(help="Probability of the credible intervals.")]
-Run = Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False)]
+Level = Annotated[float, typer.Option(help="Probability of intervals.")]
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="Study file.", show_default=False)]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)]
 
 
 @app.command()
@@ -90,7 +98,7 @@ def _plain_cost(study: Study) -> str:
 
 @app.command()
 def run(
-    study: Annotated[Path, typer.Argument(help="Study file (TOML).", show_default=False)],
+    study: StudyFile,
     settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results (default: runs/STUDY).", show_default=False)
@@ -109,13 +117,11 @@ def run(
     _finish(loaded, out or Path("runs") / study.stem, resume, as_json, quiet, strict, level)
 
 
-@app.command()
+@app.command(short_help="Say how far to trust a run.")
 def diagnose(
     folder: Run,
     level: Level = 0.95,
-    doubling: Annotated[
-        int, typer.Option(help="Rounds of a check with twice the step size; 0: none.")
-    ] = 2000,
+    doubling: Annotated[int, typer.Option(help="Rounds to check with a doubled step.")] = 2000,
     as_json: Json = False,
     strict: Strict = False,
 ) -> None:
@@ -149,23 +155,23 @@ def diagnose(
         commands.require_clean(tree)
 
 
-@app.command()
+@app.command(short_help="Write the report of a run, for a browser and for paper.")
 def report(
     folder: Run,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write into this folder (default: that of the run).", show_default=False),
+        typer.Option(help="Folder to write to (default: RUN).", show_default=False),
     ] = None,
     level: Level = 0.95,
-    doubling: Annotated[int, typer.Option(help="Rounds of a check with twice the step size; 0: none.")] = 0,
+    doubling: Annotated[int, typer.Option(help="Rounds to check with a doubled step.")] = 0,
     reference: Annotated[
         Path | None, typer.Option(help="Result to compare with (.nc).", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the report of a run: the answer, how far to trust it, sites, privacy, settings.
+    """Write the report of a run: report.html for a browser or A4 paper, report.md for mail.
 
-    report.html opens in a browser without a network and prints on A4; report.md has the same numbers.
+    The answer first; then how far to trust it, the sites, the privacy, and how to do it again.
 
     Example: fald report runs/study --level 0.9
     """
@@ -183,7 +189,7 @@ def report(
 def predict(
     folder: Run,
     data: Annotated[
-        Path, typer.Argument(help="CSV or Parquet file with the study's features.", show_default=False)
+        Path, typer.Argument(metavar="TABLE", help="CSV or Parquet with the features.", show_default=False)
     ],
     out: Annotated[
         Path | None, typer.Option(help="Write CSV here instead of standard output.", show_default=False)
@@ -210,9 +216,9 @@ def predict(
         print(f"{len(frame)} predictions written to {out} ({100 * level:g}% intervals)", file=sys.stderr)
 
 
-@app.command()
+@app.command(short_help="Choose local steps, step size and rounds before running.")
 def plan(
-    study: Annotated[Path | None, typer.Argument(show_default=False)] = None,
+    study: Annotated[Path | None, typer.Argument(metavar="[STUDY.toml]", show_default=False)] = None,
     constants: Annotated[
         list[str] | None,
         typer.Option(metavar="L=… m=… d=…", help="Plan from constants, without data.", show_default=False),
@@ -262,10 +268,10 @@ def plan(
         print(f"settings written to {study}", file=sys.stderr)
 
 
-@app.command()
+@app.command(short_help="State the privacy of a study or a run, or keep a budget.")
 def privacy(
     study: Annotated[
-        list[str] | None, typer.Argument(metavar="[calibrate] [STUDY]", show_default=False)
+        list[str] | None, typer.Argument(metavar="[calibrate] [STUDY.toml]", show_default=False)
     ] = None,
     folder: Annotated[
         Path | None, typer.Option("--run", help="State the privacy of a run.", show_default=False)
@@ -313,7 +319,7 @@ def privacy(
     print(json.dumps(document, indent=1, ensure_ascii=False) if as_json else show(document))
 
 
-@app.command()
+@app.command(short_help="Run the paper's experiments, with a verdict on each claim.")
 def reproduce(
     panels: Annotated[list[str], typer.Argument(help="Panels to run; all: every one.", show_default=False)],
     quick: Annotated[bool, typer.Option("--quick", help="All within two minutes; says what it cut.")] = False,
@@ -356,9 +362,9 @@ def reproduce(
         print(runner.closing(records))
 
 
-@app.command()
+@app.command(short_help="Compare methods on a study, by rounds, bytes and seconds.")
 def compare(
-    study: Annotated[Path, typer.Argument(help="Study file (TOML).", show_default=False)],
+    study: StudyFile,
     methods: Annotated[
         str | None, typer.Option(help="Names with commas between (default: all).", show_default=False)
     ] = None,
@@ -418,11 +424,14 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     _use_compilation_cache()
+    if context.invoked_subcommand is None:
+        print(commands.next_steps(Path()))
 
 
 def _use_compilation_cache() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -146,6 +147,26 @@ def open_run(folder: Path) -> tuple[Study, xr.DataTree]:
         f"the run in {folder} was stopped before it could write a result",
         hint=f"what it saved is in its checkpoint; go on with: fald run STUDY --out {folder} --resume",
     )
+
+
+def next_steps(folder: Path) -> str:
+    """What to do next in a folder, by what lies there: reports to open, runs to finish, studies to run."""
+    steps: dict[str, str] = {}
+    runs = [p for p in (*folder.glob("runs/*/"), *folder.glob("fald-demo/")) if (p / "study.json").is_file()]
+    for run in sorted(runs, key=lambda p: p.stat().st_mtime, reverse=True)[:2]:
+        if (run / "posterior.nc").exists():
+            steps[f"fald report {run}"] = f"write its report again, or open {run / 'report.html'}"
+        elif (run / "checkpoint").exists():
+            steps[f"fald run STUDY.toml --out {run} --resume"] = "finish a run that was stopped"
+    for path in sorted(folder.glob("*.toml"))[:3]:
+        if re.search(r"^\s*\[data\]", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE):
+            steps[f"fald run {path}"] = "run this study"
+    steps.setdefault("fald demo", "analyse a bundled four-hospital trial and write its report (seconds)")
+    steps.setdefault("fald new study.toml", "write a study file for tables of your own")
+    steps["fald --help"] = "all commands"
+    width = max(map(len, steps))
+    lines = [f"  {command.ljust(width)}  {what}" for command, what in steps.items()]
+    return "\n".join(["fald: a Bayesian posterior over data that cannot be pooled. Next:", "", *lines])
 
 
 def document(tree: xr.DataTree, level: float = 0.95) -> dict[str, Any]:
