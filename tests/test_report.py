@@ -14,7 +14,8 @@ from fald.report.lights import lights, overall
 from fald.report.page import FORMATS, html, look_up, markdown
 from fald.report.predictive import SMALLEST_CELL, compare
 from fald.study import load_study
-from test_cli import FITTED, STUDY, folder, restore_precision, run  # noqa: F401
+from reports import make_runs
+from test_cli import restore_precision, run  # noqa: F401
 
 ROW = {"parameter": "x", "r_hat": 1.0, "ess_bulk": 1000.0}
 SITE = {"client": "a", "took_part": 5, "seldom": False}
@@ -78,25 +79,8 @@ def read(path):
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
-    """A fitted and a sampled run of the same two tables."""
-    place = tmp_path_factory.mktemp("report")
-    rng = np.random.default_rng(1)
-    for name, n in (("north", 60), ("south", 25), ("tiny", 4)):
-        age, drug = rng.normal(50, 10, n), rng.integers(0, 2, n)
-        ill = rng.random(n) < 1 / (1 + np.exp(0.5 + drug - 0.05 * (age - 50)))
-        frame = pd.DataFrame({"drug": np.where(drug, "verum", "placebo"), "age": age, "ill": ill.astype(int)})
-        frame.to_csv(place / f"{name}.csv", index=False)
-    longer = (
-        STUDY.replace("600", "4000")
-        .replace("2e-3", "1e-2")
-        .replace("num-chains = 4", "num-chains = 8\nthinning = 2")
-    )
-    three = {"fitted": FITTED, "sampled": longer}
-    for name, text in three.items():
-        more = text.replace('"south" = "south.csv"', '"south" = "south.csv", "tiny" = "tiny.csv"')
-        (place / f"{name}.toml").write_text(more)
-        run("run", f"{name}.toml", "-q", "--out", name, cwd=place)
-    return place
+    """A fitted and a sampled run of the same tables."""
+    return make_runs(tmp_path_factory.mktemp("report"))
 
 
 @pytest.mark.parametrize("name", ["fitted", "sampled"])
