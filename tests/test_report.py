@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 import fald
+from fald.commands import open_run
 from fald.report import result_document, run_document
 from fald.report.lights import lights, overall
 from fald.report.page import FORMATS, html, look_up, markdown
@@ -127,7 +128,7 @@ def test_the_page_is_one_small_file_and_markdown_says_the_same(fitted, name):
     content = path.read_text(encoding="utf-8")
     assert not re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"'](?!data:)", content)
     page, text = read(path), (fitted / name / "report.md").read_text(encoding="utf-8")
-    document = run_document(fitted / name)
+    document = run_document(*open_run(fitted / name))
     for part in ("status/headline", "effects/0/label", "command"):
         value = look_up(document, "/" + part)
         assert value in page.text
@@ -147,7 +148,7 @@ def test_the_study_of_a_report_runs_again(fitted):
 
 
 def test_averages_over_few_rows_are_not_shown(fitted):
-    checked = run_document(fitted / "fitted")["predictive"]
+    checked = run_document(*open_run(fitted / "fitted"))["predictive"]
     seen = {site["client"]: site["seen"] for site in checked["sites"]}
     assert seen["tiny"] is None
     table = pd.read_csv(fitted / "north.csv")
@@ -161,9 +162,9 @@ def test_tables_that_moved_or_changed_are_said(fitted, tmp_path):
     whole = table.read_text()
     try:
         table.write_text(whole + "placebo,44,1\n")
-        assert "changed since the run" in run_document(fitted / "fitted")["no_predictive"]
+        assert "changed since the run" in run_document(*open_run(fitted / "fitted"))["no_predictive"]
         table.unlink()
-        assert "cannot be read" in run_document(fitted / "fitted")["no_predictive"]
+        assert "cannot be read" in run_document(*open_run(fitted / "fitted"))["no_predictive"]
         run("report", "fitted", "--out", tmp_path, cwd=fitted)
     finally:
         table.write_text(whole)
@@ -171,7 +172,7 @@ def test_tables_that_moved_or_changed_are_said(fitted, tmp_path):
 
 
 def test_a_reference_is_compared_with(fitted):
-    document = run_document(fitted / "sampled", reference=fitted / "fitted" / "posterior.nc")
+    document = run_document(*open_run(fitted / "sampled"), reference=fitted / "fitted" / "posterior.nc")
     found = document["reference"]
     ours, theirs = (
         fald.load(fitted / n / "posterior.nc")["posterior"]["intercept"].values.astype(float)
@@ -261,7 +262,7 @@ def test_a_point_estimate_and_a_private_run_have_reports(fitted):
         "num-chains=1",
     )
     run("run", "private.toml", "-q", "--out", "private", *short, cwd=fitted)
-    page, document = read(fitted / "private" / "report.html"), run_document(fitted / "private")
+    page, document = read(fitted / "private" / "report.html"), run_document(*open_run(fitted / "private"))
     assert document["predictive"] is None
     assert "pseudo-posterior" in top(page)
     statement = fald.load(fitted / "private" / "posterior.nc").attrs["privacy_statement"]

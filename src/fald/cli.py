@@ -77,10 +77,9 @@ def demo(
     if out.exists() and not ours:
         raise ConfigError(f"{out} exists and is not an earlier demo", hint="choose another folder with --out")
     commands.forget_run(out)
-    _finish(study, out, resume=False, as_json=as_json, quiet=quiet, strict=False, level=0.95)
+    found = _finish(study, out, resume=False, as_json=as_json, quiet=quiet, strict=False, level=0.95)
     if not as_json:
-        tree = commands.open_run(out)[1]
-        row = next(r for r in commands.document(tree)["summary"] if r["parameter"] == "indomethacin")
+        row = next(r for r in found["summary"] if r["parameter"] == "indomethacin")
         low, high = row["odds ratio 2.5%"], row["odds ratio 97.5%"]
         print(
             f"\nIndomethacin multiplies the odds of pancreatitis by {row['odds ratio']:.2f} "
@@ -129,13 +128,13 @@ def diagnose(
 
     Example: fald diagnose runs/study --strict
     """
-    _, tree = commands.open_run(folder)
+    study, tree = commands.open_run(folder)
     found, why = None, "a point estimate has no law to check"
     if fit_report.is_fit(tree):
         why = "the draws of this method are weighted to the posterior itself"
     elif not tree.attrs["point_estimate"]:
         try:
-            found = commands.check_run(folder, doubling)
+            found = commands.check_run(study, tree, doubling)
         except DataError as error:  # the tables may have moved since the run
             why = error.message
     if as_json:
@@ -444,7 +443,8 @@ def _use_compilation_cache() -> None:
 
 def _finish(
     study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float
-) -> None:
+) -> dict[str, Any]:
+    """Run a study, write its report, print its result and return it as a document."""
     check_level(level)
     command = shlex.join(["fald", *sys.argv[1:]])
     try:
@@ -453,13 +453,15 @@ def _finish(
         if (out / "partial.nc").exists() and not isinstance(error, Interrupted):
             error.hint += f"; what went wrong is also in {reports.report_run(out, level=level)[1]}"
         raise
-    said, page = reports.report_run(out, level=level)
+    written, page = reports.report_run(out, run=(study, tree), level=level)
+    found = written["run"]
     if as_json:
-        print(json.dumps({**said["run"], "folder": str(out), "report": str(page)}, indent=1))
+        print(json.dumps({**found, "folder": str(out), "report": str(page)}, indent=1))
     else:
         print(f"{commands.text(tree, level)}\n\nReport: {page}")
     if strict:
         commands.require_clean(tree)
+    return found
 
 
 def _stop(signum: int, frame: Any) -> None:

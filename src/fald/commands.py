@@ -259,9 +259,8 @@ def require_clean(tree: xr.DataTree) -> None:
         raise DiagnosticsError("; ".join(complaints), hint=advice)
 
 
-def check_run(folder: Path, doubling_rounds: int) -> dict[str, Any]:
+def check_run(study: Study, tree: xr.DataTree, doubling_rounds: int) -> dict[str, Any]:
     """Prediction, guarantee and measurements of a finished run; needs the study's files."""
-    study, tree = open_run(folder)
     set_precision(study)
     data = study.read_data()
     model, s = study.build_model(data.features), settings_of(tree)

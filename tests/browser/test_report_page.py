@@ -7,6 +7,7 @@ import pytest
 from harness import NARROW, WIDE, low_contrast, nameless, overflows, tab_stops
 
 import fald
+from fald.commands import open_run
 from fald.report import run_document, write_report
 from fald.report.page import FORMATS, look_up
 from reports import diverged_tree, make_runs
@@ -43,7 +44,7 @@ def test_a_report_reads_well_and_shows_the_numbers_of_the_files(visit, runs, nam
     assert sorted(found.page.eval_on_selector_all(".plot", IDS)) == sorted(FIGURES[name])
     for place in FIGURES[name]:
         assert found.page.locator(f"#{place} .scatterlayer .trace").count() > 0, place
-    document = run_document(runs / name)
+    document = run_document(*open_run(runs / name))
     marked = found.page.eval_on_selector_all("data", MARKED)
     assert len(marked) > 60
     for key, how, value, text in marked:
@@ -67,7 +68,7 @@ def test_the_keyboard_reaches_everything(visit, runs):
     page.locator("button", has_text="log scale").focus()
     page.keyboard.press("Enter")
     after = page.evaluate("() => document.getElementById('forest').data[0].x[0]")
-    row = run_document(runs / "fitted")["run"]["summary"][0]
+    row = run_document(*open_run(runs / "fitted"))["run"]["summary"][0]
     assert (before, after) == (pytest.approx(row["odds ratio"]), pytest.approx(row["mean"]))
     assert page.locator("button[aria-pressed=true]").all_inner_texts() == ["log scale"]
     page.locator("summary").first.focus()

@@ -15,6 +15,7 @@ from fald.errors import StorageError
 from fald.models.base import Model
 from fald.report.content import result_document, run_document
 from fald.report.page import html, markdown
+from fald.study import Study
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -68,13 +69,16 @@ def write_report(
     return _write(document, tree, Path(folder))
 
 
-def report_run(folder: Path, out: Path | None = None, **how: Any) -> tuple[dict[str, Any], Path]:
+def report_run(
+    folder: Path, out: Path | None = None, *, run: tuple[Study, xr.DataTree] | None = None, **how: Any
+) -> tuple[dict[str, Any], Path]:
     """Write the report of a run's folder, there or into ``out``; return its document and its page.
 
-    ``how`` is passed on to ``run_document``.
+    ``run`` is the study and the result where they are at hand; ``how`` is passed on to ``run_document``.
     """
-    document = run_document(folder, **how)
-    return document, _write(document, open_run(folder)[1], out or folder)
+    study, tree = open_run(folder) if run is None else run
+    document = run_document(study, tree, **how)
+    return document, _write(document, tree, out or folder)
 
 
 def _write(document: dict[str, Any], tree: xr.DataTree, folder: Path) -> Path:

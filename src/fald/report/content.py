@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fald import diagnostics
-from fald.commands import check_run, document, open_run, set_precision
+from fald.commands import check_run, document, set_precision
 from fald.data import FederatedData
 from fald.errors import DataError, FaldError
 from fald.fit_report import is_fit
@@ -30,14 +30,19 @@ _PRIVATE = "a private run: sums over its rows would leave the sites without nois
 
 
 def run_document(
-    folder: Path, *, level: float = 0.95, doubling: int = 0, reference: Path | None = None
+    study: Study,
+    tree: xr.DataTree,
+    *,
+    level: float = 0.95,
+    doubling: int = 0,
+    reference: Path | None = None,
 ) -> dict[str, Any]:
-    """The document of the run in a folder.
+    """The document of a run.
 
     Parameters
     ----------
-    folder
-        Folder of a run, finished or ended early.
+    study, tree
+        The study and its result, of a run that is finished or ended early.
     level
         Probability of the intervals.
     doubling
@@ -45,17 +50,17 @@ def run_document(
     reference
         A result to compare with, such as NUTS on pooled rows: a NetCDF file.
     """
-    study, tree = open_run(folder)
     set_precision(study)
     data, model, why = None, None, _PRIVATE
     if study.privacy is None:
         data, model, why = _rows(study, tree)
     found = None
     if doubling and data is not None and not is_fit(tree) and not tree.attrs["point_estimate"]:
-        found = check_run(folder, doubling)["doubling"]["measured"]
+        found = check_run(study, tree, doubling)["doubling"]["measured"]
     other = None if reference is None else (str(reference.name), load(reference))
     made = result_document(tree, model=model, data=data, level=level, reference=other, why=why)
-    return made | {"doubling": found, **_about(study)} | _judged({**made, "doubling": found})
+    made |= {"doubling": found, **_about(study)}
+    return made | _judged(made)
 
 
 def _rows(study: Study, tree: xr.DataTree) -> tuple[FederatedData | None, Model | None, str]:
