@@ -281,7 +281,11 @@ def _predictive(document: Document) -> Light:
         "the scatter of outcomes": found["squared_error"],
         "averages over rows of similar prediction": found["calibration_error"],
     }
-    what = min(checked, key=lambda key: (checked[key]["p_value"], -abs(checked[key]["distance"])))
+    # of those that fail the farthest, because all p-values end at the number of simulations
+    failed = [key for key in checked if 3 * checked[key]["p_value"] < P_AMBER]
+    what = max(failed, key=lambda key: abs(checked[key]["distance"]), default=None) or min(
+        checked, key=lambda key: checked[key]["p_value"]
+    )
     value, far = min(1.0, 3 * checked[what]["p_value"]), abs(checked[what]["distance"])
     colour: Colour = "green" if value >= P_AMBER else "amber" if far < DISTANCE_RED else "red"
     said = {
