@@ -367,7 +367,8 @@ _SECTIONS = {
 }
 
 
-def _known_keys() -> list[str]:
+def known_keys() -> list[str]:
+    """Every key of a study, with its section."""
     return ["title", *[f"{name}.{key}" for name, section in _SECTIONS.items() for key in _keys(section)]]
 
 
@@ -379,7 +380,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             f"--set needs key=value; got {override!r}", hint="for example --set sampler.step-size=1e-4"
         )
     if "." not in key and key != "title":
-        homes = [k for k in _known_keys() if k.endswith(f".{key}")]
+        homes = [k for k in known_keys() if k.endswith(f".{key}")]
         if not homes:
             raise _unknown(key, "--set")
         # the section that the study has; "fit" is there even when it is not written
@@ -399,7 +400,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 
 
 def _unknown(key: str, where: str) -> ConfigError:
-    known = _known_keys()
+    known = known_keys()
     short = {k.rsplit(".", 1)[-1]: k for k in known}
     near = difflib.get_close_matches(key, known, 1, 0.5)
     near = near or [short[k] for k in difflib.get_close_matches(key.rsplit(".", 1)[-1], short, 1, 0.5)]
