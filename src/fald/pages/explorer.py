@@ -24,6 +24,7 @@ from fald.planner.predict import errors_at
 from fald.privacy.accountant import Ledger
 from fald.privacy.guard import bounded_sensitivity
 from fald.privacy.settings import RunSettings
+from fald.results import labels
 from fald.samplers.fald import fald
 from fald.study import Study
 from fald.threads import one_thread
@@ -117,6 +118,8 @@ class Explorer:
         # with one row per batch the constants say how a batch of any size is noisy
         like = Setting(1, 1.0, temperature=self.temperature, batch_size=1)
         self.problem, self.num_exchanges = local_models(model, data, like)
+        if model.constrain_fn is None:  # then the parameters are what results report, by their short names
+            self.problem = replace(self.problem, parameters=tuple(labels(model)))
         self.start = self._start(given)
         self._point = lru_cache(maxsize=4096)(self._compute)
         self._spent = lru_cache(maxsize=4096)(self._account)

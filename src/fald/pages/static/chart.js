@@ -26,10 +26,19 @@ function number(value, digits = 4) {
   const size = Math.abs(value);
   if (value !== 0 && (size < 1e-3 || size >= 1e7)) {
     const [mantissa, power] = value.toExponential(Math.min(digits, 3) - 1).split("e");
-    return `${mantissa}·10${superscript(Number(power))}`;
+    return `${Number(mantissa)}·10${superscript(Number(power))}`;
   }
   if (Number.isInteger(value)) return value.toLocaleString("en");
   return Number(value.toPrecision(digits)).toLocaleString("en", { maximumSignificantDigits: digits });
+}
+
+// As many decimals as an interval of this width deserves, so that the numbers of a row align.
+function decimal(value, width) {
+  if (value === null || value === undefined) return "–";
+  if (!(width > 0)) return number(value);
+  const places = 2 - Math.floor(Math.log10(width));
+  if (places > 6 || places < -3) return number(value);
+  return value.toLocaleString("en", { minimumFractionDigits: Math.max(0, places), maximumFractionDigits: Math.max(0, places) });
 }
 
 function superscript(power) {
@@ -100,7 +109,7 @@ function lineChart(container, options) {
     container.readout = html("p", { class: "readout", "aria-live": "polite" });
     container.holder = html("div");
     container.append(container.holder, container.readout);
-    container.observer = new ResizeObserver(() => drawChart(container));
+    container.observer = new ResizeObserver(() => { if (container.clientWidth !== container.drawn) drawChart(container); });
     container.observer.observe(container);
   }
   drawChart(container);
@@ -108,6 +117,7 @@ function lineChart(container, options) {
 
 function drawChart(container) {
   const { series, label, x: xLabel, logX, logY, level, mark, focus } = container.chart;
+  container.drawn = container.clientWidth;
   const width = Math.max(260, container.clientWidth), height = container.chart.height || 220;
   const margin = { left: 58, right: 12, top: 8, bottom: 38 };
   const usable = series.filter((s) => s.x.length);

@@ -12,11 +12,11 @@ const SLIDERS = {
 };
 const FIELDS = ["num_chains", "delta", "clip_norm", "noise", "scheme"];
 const WORDS = {
-  realised: "right on average (realised)", paper: "as in the paper",
+  realised: "realised (default)", paper: "as in the paper",
   "with-replacement": "with replacement", "without-replacement": "without (equal sites only)",
 };
 
-let about = null, asked = 0, pending = null;
+let about = null;
 
 function current() {
   const values = {};
@@ -33,7 +33,8 @@ function said(name, value) {
 
 function build() {
   document.title = `${about.title} · fald explore`;
-  byId("title").textContent = about.title;
+  byId("title").textContent = `Explore: ${about.title}`;
+  byId("about").textContent = `${Object.keys(about.sites).length} sites, ${about.parameters.length} parameters. Accuracy, communication and privacy pull in different directions: move a slider and see all three.`;
   const sliders = Object.entries(SLIDERS).map(([name, [title, note]]) => {
     const input = html("input", { type: "range", id: name, min: 0, max: about.grids[name].length - 1, step: 1, "aria-describedby": `${name}-note` });
     input.addEventListener("input", moved);
@@ -69,36 +70,50 @@ function moved() {
     byId(name).setAttribute("aria-valuetext", text);
   }
   byId("keys").textContent = keys(values);
-  clearTimeout(pending);
-  pending = setTimeout(() => update(values), 30);
+  const wrong = check(values);
+  if (wrong) complain({ message: wrong, hint: "The numbers below are those of the last valid settings." });
+  else for (const line of [quick, slow]) line(values);
 }
+
+// One question at a time: while an answer is under way, only the newest position of the sliders waits.
+function inTurn(update) {
+  let wanted = null, busy = false;
+  return async (values) => {
+    wanted = values;
+    if (busy) return;
+    busy = true;
+    while (wanted) {
+      const next = wanted;
+      wanted = null;
+      try {
+        await update(next, () => wanted === null);
+      } catch (error) {
+        complain({ message: "This page has lost its server", hint: "fald explore has ended; what you see may be old." });
+      }
+    }
+    busy = false;
+  };
+}
+
+const quick = inTurn(async (values) => {
+  const point = await get("point", values);
+  complain(point.problem || null);
+  if (!point.problem) showPoint(point, values);
+});
+
+const slow = inTurn(async (values, fresh) => {
+  byId("epsilon").classList.add("busy");
+  const privacy = await get("privacy", values);
+  if (!fresh()) return;
+  showPrivacy(privacy.problem ? { epsilon: null, reason: privacy.problem.message, hint: privacy.problem.hint } : privacy, values);
+  const sweep = await get("sweep", { ...values, over: byId("over").value });
+  if (fresh() && !sweep.problem) showSweep(sweep);
+});
 
 async function get(name, values) {
   const response = await fetch(`api/${name}?${new URLSearchParams(values)}`);
   const found = await response.json();
   return response.ok ? found : { problem: found };
-}
-
-async function update(values) {
-  const number_ = ++asked;
-  const fresh = () => number_ === asked;
-  for (const id of ["error", "epsilon"]) byId(id).classList.add("busy");
-  const wrong = check(values);
-  if (wrong) return complain({ message: wrong, hint: "The numbers below are those of the last valid settings." });
-  try {
-    const point = await get("point", values);
-    if (!fresh()) return;
-    if (point.problem) return complain(point.problem);
-    complain(null);
-    showPoint(point, values);
-    const privacy = await get("privacy", values);
-    if (!fresh()) return;
-    showPrivacy(privacy.problem ? { epsilon: null, reason: privacy.problem.message, hint: privacy.problem.hint } : privacy, values);
-    const sweep = await get("sweep", { ...values, over: byId("over").value });
-    if (fresh() && !sweep.problem) showSweep(sweep);
-  } catch (error) {
-    complain({ message: "This page has lost its server", hint: "fald explore has ended; what you see may be old." });
-  }
 }
 
 function check(values) {
@@ -115,15 +130,17 @@ function complain(problem) {
   byId("hint").textContent = problem ? problem.hint || "" : "";
 }
 
+function light(id, [kind, word]) {
+  byId(id).className = `word-${kind}`;
+  byId(id).textContent = word;
+}
+
 function showPoint(point, values) {
   const p = point.predicted;
-  byId("error").classList.remove("busy");
   if (p) {
     const worst = Math.max(p.bias, p.sd_error);
     byId("error").textContent = `${number(p.bias, 3)} sd`;
-    const [kind, word] = worst <= 0.05 ? ["good", "Good: within 0.05"] : worst <= 0.2 ? ["warn", "Coarse: within 0.2"] : ["bad", "Poor: above 0.2"];
-    byId("error-word").className = `word-${kind}`;
-    byId("error-word").textContent = word;
+    light("error-word", worst <= 0.05 ? ["good", "Good: within 0.05"] : worst <= 0.2 ? ["warn", "Coarse: within 0.2"] : ["bad", "Poor: above 0.2"]);
     const draws = p.effective_draws >= 1 ? `${number(Math.round(p.effective_draws))} effective draws add ±${number(p.monte_carlo, 2)} sd by chance.` : "Too few rounds for one effective draw.";
     byId("error-note").textContent = [
       `Mean of ${p.bias_parameter}, in posterior sds; sds off by up to ${number(100 * p.sd_error, 3)}% (${p.sd_parameter}).`,
@@ -132,8 +149,7 @@ function showPoint(point, values) {
     ].join(" ");
   } else {
     byId("error").textContent = "none";
-    byId("error-word").className = "word-bad";
-    byId("error-word").textContent = "Outside the range of the law";
+    light("error-word", ["bad", "Outside the range of the law"]);
     byId("error-note").textContent = [`${point.no_prediction}.`, ...point.warnings.map((text) => `Note: ${text}.`)].join(" ");
   }
   showBound(point.guaranteed, p);
@@ -164,10 +180,12 @@ function showPrivacy(found, values) {
   byId("epsilon").classList.remove("busy");
   if (found.epsilon === null) {
     byId("epsilon").textContent = "ε = ∞";
+    light("epsilon-word", ["bad", "No protection"]);
     byId("epsilon-note").textContent = `${found.reason}. ${found.hint || ""}`;
     return;
   }
   byId("epsilon").textContent = `ε = ${number(found.epsilon, 3)}`;
+  light("epsilon-word", found.epsilon <= 1 ? ["good", "Strong"] : found.epsilon <= 8 ? ["warn", "Weak"] : ["bad", "No practical protection"]);
   const clip = Number(values.clip_norm);
   const clipped = clip > 0 ? ` Rows' gradients are cut to norm ${number(clip)}, which changes the target; the error leaves that out.` : "";
   byId("epsilon-note").textContent = `At δ = ${number(Number(values.delta))}, for one replaced row at the worst site, ${found.site}, seen by the server.${clipped}`;
@@ -191,6 +209,7 @@ function keys(v) {
   if (!all) lines.push(`participation = "${v.scheme}"`, `num-participants = ${v.num_participants}`);
   if (v.noise !== "realised") lines.push(`noise = "${v.noise}"`);
   if (v.batch_size < Math.max(...Object.values(about.sites))) lines.push(`batch-size = ${v.batch_size}`);
+  if (Number(v.clip_norm) > 0) lines.push(`clip-norm = ${v.clip_norm}  # only for a private run`);
   return lines.join("\n");
 }
 

@@ -153,9 +153,7 @@ function showIntervals(state) {
   const body = rows.map((row) => html("tr", {},
     html("th", { scope: "row" }, row.name),
     html("td", { class: "picture" }, settlingPicture(row)),
-    html("td", { class: "number mean" }, number(row.mean)),
-    html("td", { class: "number low" }, number(row.low)),
-    html("td", { class: "number high" }, number(row.high))));
+    ...["mean", "low", "high"].map((name) => html("td", { class: `number ${name}` }, decimal(row[name], row.high - row.low)))));
   const percent = final ? 100 * (state.result.level || 0.95) : 95;
   const head = html("tr", {}, ...["Parameter", "Over the rounds"].map((t) => html("th", { scope: "col" }, t)),
     ...["Mean", "Low", "High"].map((t) => html("th", { scope: "col", class: "number" }, t)));
