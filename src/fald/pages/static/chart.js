@@ -36,7 +36,7 @@ function number(value, digits = 4) {
 function decimal(value, width) {
   if (value === null || value === undefined) return "–";
   if (!(width > 0)) return number(value);
-  const places = 2 - Math.floor(Math.log10(width));
+  const places = 2 - Math.floor(Math.log10(width / 3));
   if (places > 6 || places < -3) return number(value);
   return value.toLocaleString("en", { minimumFractionDigits: Math.max(0, places), maximumFractionDigits: Math.max(0, places) });
 }
@@ -145,7 +145,9 @@ function drawChart(container) {
     svg("line", { class: "grid-line", x1: margin.left, x2: width - margin.right, y1: Y(value), y2: Y(value) }, picture);
     svg("text", { x: margin.left - 6, y: Y(value) + 4, "text-anchor": "end" }, picture).textContent = number(value, digits);
   }
+  const whole = usable.every((s) => s.x.every(Number.isInteger));
   for (const value of ticks(xs[0], xs[1], logX, width < 450 ? 4 : 7)) {
+    if (whole && !Number.isInteger(value)) continue;
     svg("text", { x: X(value), y: height - margin.bottom + 16, "text-anchor": "middle" }, picture).textContent = number(value, 3);
   }
   svg("text", { x: (margin.left + width - margin.right) / 2, y: height - 4, "text-anchor": "middle" }, picture).textContent = xLabel;

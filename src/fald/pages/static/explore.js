@@ -12,7 +12,7 @@ const SLIDERS = {
 };
 const FIELDS = ["num_chains", "delta", "clip_norm", "noise", "scheme"];
 const WORDS = {
-  realised: "realised (default)", paper: "as in the paper",
+  realised: "realised", paper: "as in paper",
   "with-replacement": "with replacement", "without-replacement": "without (equal sites only)",
 };
 
@@ -105,6 +105,7 @@ const slow = inTurn(async (values, fresh) => {
   byId("epsilon").classList.add("busy");
   const privacy = await get("privacy", values);
   if (!fresh()) return;
+  setTimeout(strip);
   showPrivacy(privacy.problem ? { epsilon: null, reason: privacy.problem.message, hint: privacy.problem.hint } : privacy, values);
   const sweep = await get("sweep", { ...values, over: byId("over").value });
   if (fresh() && !sweep.problem) showSweep(sweep);
@@ -128,6 +129,11 @@ function complain(problem) {
   byId("banner").className = "banner bad";
   byId("problem").textContent = problem ? problem.message : "";
   byId("hint").textContent = problem ? problem.hint || "" : "";
+}
+
+// On a narrow screen the sliders hide the answers: the essence stays at the bottom.
+function strip() {
+  byId("strip").textContent = ["error", "cost", "epsilon"].map((id) => byId(id).textContent).join(" · ");
 }
 
 function light(id, [kind, word]) {
@@ -156,6 +162,7 @@ function showPoint(point, values) {
   const c = point.communication;
   byId("cost").textContent = `${number(c.rounds)} rounds`;
   byId("cost-note").textContent = `${bytes(c.bytes_up)} from the sites and ${bytes(c.bytes_down)} to them in all; each participant sends ${bytes(c.bytes_up_per_round)} per round and takes up to ${number(c.gradients_per_site)} gradients.`;
+  strip();
   const path = point.trajectory;
   lineChart(byId("path"), {
     series: path ? [{ name: "means", x: path.rounds, y: path.bias }, { name: "sds", x: path.rounds, y: path.sd_error, second: true }] : [],
