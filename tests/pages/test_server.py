@@ -108,12 +108,13 @@ def test_only_requests_that_name_this_machine_are_answered(server, host, status)
 
 def test_addresses_that_cannot_be_used_are_errors_with_a_hint(server):
     taken = server.server_address[1]
-    with pytest.raises(ConfigError, match=f"cannot serve on 127.0.0.1:{taken}"):
+    with pytest.raises(ConfigError, match=f"cannot serve on 127.0.0.1, port {taken}"):
         make_server(Page("watch", {}), port=taken)
     with pytest.raises(ConfigError, match="port must be"):
         make_server(Page("watch", {}), port=70000)
-    with pytest.raises(ConfigError, match="cannot serve on"):
+    with pytest.raises(ConfigError, match="cannot serve on") as caught:
         make_server(Page("watch", {}), host="no.such.host.invalid")
+    assert "--host" in caught.value.hint
     assert address(server) == f"http://127.0.0.1:{taken}/"
 
 

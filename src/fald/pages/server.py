@@ -6,8 +6,10 @@ this machine, so that no page from elsewhere can reach it through a name of its 
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -59,15 +61,19 @@ def make_server(page: Page, host: str = "127.0.0.1", port: int = 0) -> Threading
     class Handler(_Handler):
         server_page, server_files, local_only = page, files, _is_local(host)
 
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        daemon_threads = True
+
     try:
-        server = ThreadingHTTPServer((host, port), Handler)
+        return Server((host, port), Handler)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
+        taken = getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES)
         raise ConfigError(
-            f"cannot serve on {host}:{port}: {reason}", hint="leave --port out to take a free one"
+            f"cannot serve on {host}, port {port}: {reason}",
+            hint="leave --port out to take a free one" if taken else "leave --host out to serve this machine",
         ) from error
-    server.daemon_threads = True
-    return server
 
 
 def serve(page: Page, *, host: str, port: int, about: str) -> None:
@@ -98,8 +104,8 @@ def serve(page: Page, *, host: str, port: int, about: str) -> None:
 
 def address(server: ThreadingHTTPServer) -> str:
     """Where a server is reached."""
-    host, port = server.server_address[:2]
-    return f"http://{host if isinstance(host, str) else host.decode()}:{port}/"
+    host, port = str(server.server_address[0]), server.server_address[1]
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 def _is_local(host: str) -> bool:
