@@ -220,7 +220,9 @@ def _open(path: Path) -> IO[bytes]:
 
 def _lock(file: IO[bytes]) -> None:
     """Lock the file; whoever asks whether the run is alive holds it for a moment, hence the patience."""
-    for _ in range(20 if _fcntl is not None else 0):
+    if _fcntl is None:
+        return
+    for _ in range(20):
         try:
             _fcntl.flock(file, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
             return
