@@ -16,6 +16,7 @@ from fald import commands, compare_report, diagnostics, fit_report, plan_report,
 from fald.checkpoint import write_atomically
 from fald.datasets import load_bundled_study, study_path
 from fald.errors import ConfigError, DataError, ExitCode, FaldError
+from fald.federation.cli import app as federation_app
 from fald.planner import Goal
 from fald.privacy.calibration import Budget
 from fald.results import check_level
@@ -88,6 +89,10 @@ def run(
         Path | None, typer.Option(help="Folder for the results (default: runs/STUDY).", show_default=False)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    federation: Annotated[
+        Path | None,
+        typer.Option(help="Run where the rows are: the folder of a federation.", show_default=False),
+    ] = None,
     level: Level = 0.95,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -96,9 +101,12 @@ def run(
     """Run a study and print its posterior.
 
     Example: fald run study.toml --set step-size=1e-4 --out results
+
+    Example: fald run study.toml --federation trial
     """
     loaded = load_study(study, settings or [])
-    _finish(loaded, out or Path("runs") / study.stem, resume, as_json, quiet, strict, level)
+    out = out or Path("runs") / study.stem
+    _finish(loaded, out, resume, as_json, quiet, strict, level, federation)
 
 
 @app.command()
@@ -411,6 +419,9 @@ def new(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("stu
     print(f"Wrote {path}. Edit it, then: fald run {path}")
 
 
+app.add_typer(federation_app)
+
+
 def _version(value: bool) -> None:
     if value:
         print(f"fald {__version__}")
@@ -435,10 +446,16 @@ def _use_compilation_cache() -> None:
 
 
 def _finish(
-    study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float
-) -> None:
+    study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float,
+    federation: Path | None = None,
+) -> None:  # fmt: skip
     check_level(level)
-    tree = commands.run_study(study, out, resume=resume, progress=not quiet)
+    if federation is None:
+        tree = commands.run_study(study, out, resume=resume, progress=not quiet)
+    else:
+        from fald.federation.follow import run_on  # what it needs is of no use to the other commands
+
+        tree = run_on(study, federation, out, resume=resume, progress=not quiet)
     if as_json:
         print(json.dumps({**commands.document(tree, level), "folder": str(out)}, indent=1))
     else:

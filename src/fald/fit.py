@@ -437,6 +437,11 @@ def _langevin(
     """Plain FA-LD: planned from the rows, or, for a private run, with settings that no row has shaped."""
     given = {name: value for name, value in given.items() if value is not None}
     if privacy is None:
+        if not data.present:
+            raise ConfigError(
+                "settings of plain FA-LD are planned from the rows, which are at the sites",
+                hint="give the study a [sampler] section",
+            )
         shaping = ("temperature", "correlation", "participation", "noise", "batch_size")
         fixed = {name: given.pop(name) for name in shaping if name in given}
         goal = Goal(bias=tolerance, sd_error=tolerance, num_chains=given.pop("num_chains", 16))

@@ -18,7 +18,7 @@ import numpy as np
 from fald.checkpoint import Checkpoint, Store, damaged
 from fald.console import Progress
 from fald.engines.base import Engine, Problem, Records, RunState
-from fald.errors import ConfigError, FaldError, Interrupted, NonFiniteError, StorageError
+from fald.errors import ConfigError, FaldError, FederationError, Interrupted, NonFiniteError, StorageError
 from fald.gradients import client_rows, energy_fn, largest_curvatures, pooled_mode
 from fald.journal import Journal, replies
 from fald.privacy.guard import Guard, Protection
@@ -138,6 +138,9 @@ def run(
             save()
             if guard is not None and num_rounds < asked:
                 raise _with_draws(guard.exceeded(asked), finished, records)
+    except FederationError as error:  # a site is gone: what was done is kept
+        save()
+        raise _with_draws(error, finished, records) from None
     except KeyboardInterrupt:
         save()
         error = Interrupted(
@@ -263,7 +266,7 @@ def _client_without_energy(problem: Problem, clients: list[int], theta: jax.Arra
     capacity = int(data.sizes[clients].max())
     energy = energy_fn(problem.model, data.num_rows)
     value = jax.jit(lambda batch: energy(theta, batch))
-    if not np.isfinite(problem.model.flat_logprior(theta)):
+    if not (data.present and np.isfinite(problem.model.flat_logprior(theta))):
         return None
     for client in clients:
         if not np.isfinite(value(client_rows(data, client, capacity))):
@@ -340,8 +343,8 @@ def _step_at(problem: Problem, round_number: int) -> float | None:
 
 
 def shares_energy(problem: Problem) -> bool:
-    """Whether clients may tell exact numbers about their rows; those of a private run do not."""
-    return getattr(problem.method, "shares_energy", True)
+    """Whether exact numbers about clients' rows are at hand; not in a private run, nor on a federation."""
+    return problem.data.present and getattr(problem.method, "shares_energy", True)
 
 
 def worst_curvature(

@@ -342,9 +342,11 @@ def _start(model: Model, initial_position: Position | None, num_chains: int) -> 
 
 def check_model(model: Model, data: FederatedData) -> None:
     """Refuse a model that cannot be evaluated on rows of this data."""
-    if model.check_fn is not None:
+    if model.check_fn is not None and data.present:
         model.check_fn(data)
-    example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.asarray(a[:1]).dtype), data.rows)
+    example = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape[1:], jax.dtypes.canonicalize_dtype(a.dtype)), data.rows
+    )
     theta = jax.ShapeDtypeStruct((model.dim,), float_dtype())
     try:
         likelihood = jax.eval_shape(model.flat_loglikelihood, theta, example)
