@@ -24,7 +24,7 @@ from fald import (
 )
 from fald import report as reports
 from fald.checkpoint import write_atomically
-from fald.datasets import load_bundled_study
+from fald.datasets import load_bundled_study, study_path
 from fald.errors import ConfigError, DataError, ExitCode, FaldError, Interrupted
 from fald.federation.cli import app as federation_app
 from fald.planner import Goal
@@ -59,6 +59,8 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.", autocompletion=_keys),
 ]
 Level = Annotated[float, typer.Option(help="Probability of intervals.")]
+Host = Annotated[str, typer.Option(help="Address to serve on; others than this machine's are open to all.")]
+Port = Annotated[int, typer.Option(help="Port to serve on; 0: a free one.")]
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="Study file.", show_default=False)]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)]
 
@@ -409,6 +411,45 @@ def compare(
         report=None if quiet else lambda line: print(line, file=sys.stderr, flush=True),
     )
     print(json.dumps(document, indent=1) if as_json else compare_report.text(document))
+
+
+@app.command()
+def watch(
+    folder: Run,
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+) -> None:
+    """Follow a run in the browser: rounds, energy, intervals, sites. Only reads; Ctrl-C ends the page.
+
+    Example: fald watch runs/study
+    """
+    from fald.pages.follow import Follower  # the other commands need no web server
+    from fald.pages.server import Page, serve
+
+    page = Page("watch", {"state": Follower(folder).state})
+    serve(page, host=host, port=port, about=f"following {folder}")
+
+
+@app.command()
+def explore(
+    study: Annotated[Path | None, typer.Argument(help="Study (default: the bundled one).")] = None,
+    settings: Settings = None,
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+) -> None:
+    """Move sliders and see error, guarantee, communication and ε of a study together, in the browser.
+
+    Example: fald explore study.toml
+    """
+    from fald.pages.explorer import Explorer
+    from fald.pages.server import Page, serve
+
+    loaded = load_study(study or study_path("indo"), settings or [])
+    commands.set_precision(loaded)
+    print("finding the sites' local models (a few seconds)", file=sys.stderr, flush=True)
+    found = Explorer(loaded)
+    answers = {"about": found.about, "point": found.point, "privacy": found.privacy, "sweep": found.sweep}
+    serve(Page("explore", answers), host=host, port=port, about=f"exploring {loaded.title or study}")
 
 
 @app.command()
