@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import jax
 import typer
 
+from fald import bench as speed
 from fald import (
     commands,
     compare_report,
@@ -450,6 +451,27 @@ def explore(
     found = Explorer(loaded)
     answers = {"about": found.about, "point": found.point, "privacy": found.privacy, "sweep": found.sweep}
     serve(Page("explore", answers), host=host, port=port, about=f"exploring {loaded.title or study}")
+
+
+@app.command()
+def bench(
+    workloads: Annotated[
+        list[str] | None, typer.Argument(help="Some of the workloads (default: all).", show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for figures and their history.")] = Path("fald-bench"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes: to see it work, not to measure.")
+    ] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure speed on this machine beside PyTorch, BlackJAX and NumPy.
+
+    Example: fald bench simulation images
+    """
+    tell = None if quiet else lambda line: print(line, file=sys.stderr, flush=True)
+    document = speed.run(workloads or [], out, quick=quick, report=tell)
+    print(json.dumps(document, indent=1) if as_json else (out / "bench.md").read_text(), end="")
 
 
 @app.command()
