@@ -20,7 +20,7 @@ _STILL = 0.5  # largest correlation of where chains are with where they began
 
 
 class Frame(NamedTuple):
-    """Coordinates z in which a Gaussian N(mean, factor·factorᵀ) is standard; the factor is lower triangular."""
+    """Coordinates z in which N(mean, factor·factorᵀ) is standard; the factor is lower triangular."""
 
     mean: Array
     factor: Array

@@ -1,10 +1,10 @@
 """Split-HMC along a learned gradient: one exchange per trajectory instead of one per step.
 
 The first rounds ask for gradients at thousands of states and teach a surrogate what the posterior has beyond
-its Gaussian; chains follow the surrogate, and the next gradients are taken where it led them. Once it predicts
-fresh states well it is learned no further. From then on every round moves all chains along the surrogate, asks
-for their log posterior alone, and accepts or rejects each move, which makes the posterior the exact stationary
-law whatever the surrogate.
+its Gaussian; chains follow the surrogate, and the next gradients are taken where it led them. Once it
+predicts fresh states well it is learned no further. From then on every round moves all chains along the
+surrogate, asks for their log posterior alone, and accepts or rejects each move, which makes the posterior the
+exact stationary law whatever the surrogate.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _STATES = 6400  # gradients of a round of learning
 _MEMORY = 3  # rounds whose gradients are learned from
 _GOOD = 0.4  # effective share of fresh states at which the surrogate is good enough
 _SETTLED = 0.15  # sds by which means and sds may differ between rounds of learning
-_LEARNING = 8  # rounds after which a surrogate that is not good enough is given up
-_FEWEST = 3  # decisions before the end is looked at
+_LEARNING = 10  # rounds after which a surrogate that is not good enough is given up
+_FEWEST = 6  # decisions before the end is looked at
 _LEAST = 0.25  # acceptance
 
 

@@ -132,7 +132,7 @@ def learn(
         Steps of Adam, and the first of their rates, which fall to zero along a cosine.
     """
     states, wanted = jnp.asarray(z, jnp.float32), jnp.asarray(gradients, jnp.float32)
-    rates = np.float32(rate / 2 * (1 + np.cos(np.pi * np.arange(steps) / steps)))
+    rates = (rate / 2 * (1 + np.cos(np.pi * np.arange(steps) / steps))).astype(np.float32)
     moments = optax.scale_by_adam().init(surrogate)
     for start in range(0, steps, _CHUNK):
         part = rates[start : start + _CHUNK]
