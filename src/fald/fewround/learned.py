@@ -56,7 +56,7 @@ def learned_hmc(
     """
     target = Target(model)
     rng = np.random.Generator(np.random.Philox([seed & (2**64 - 1), 10]))
-    most = min(_LEARNING, max_rounds - _FEWEST - 1)
+    most = max(0, min(_LEARNING, max_rounds - _FEWEST - 1))
     surrogate, frame, z, rounds = yield from _learning(target, Frame(mean, factor), rng, most, trace)
     if surrogate is None:
         return None, rounds
