@@ -13,25 +13,17 @@ from typing import Annotated, Any
 import jax
 import typer
 
-from fald import bench as speed
-from fald import (
-    commands,
-    compare_report,
-    diagnostics,
-    fit_report,
-    plan_report,
-    privacy_commands,
-    tables,
-)
+from fald import cli_lab, commands, diagnostics, fit_report, plan_report, privacy_commands, tables
 from fald import report as reports
 from fald.checkpoint import write_atomically
-from fald.datasets import load_bundled_study, study_path
+from fald.cli_options import Json, Level, Quiet, Run, Settings, Strict, StudyFile
+from fald.datasets import load_bundled_study
 from fald.errors import ConfigError, DataError, ExitCode, FaldError, Interrupted
 from fald.federation.cli import app as federation_app
 from fald.planner import Goal
 from fald.privacy.calibration import Budget
 from fald.results import check_level
-from fald.study import TEMPLATE, Study, known_keys, load_study
+from fald.study import TEMPLATE, Study, load_study
 from fald.version import __version__
 
 app = typer.Typer(
@@ -44,26 +36,6 @@ app = typer.Typer(
     suggest_commands=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 5 if diagnostics object.")]
-
-
-def _keys(incomplete: str) -> list[str]:
-    """Study keys for the shell's completion, with the sign that a value follows."""
-    return [f"{key}=" for key in known_keys() if key.startswith(incomplete)]
-
-
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.", autocompletion=_keys),
-]
-Level = Annotated[float, typer.Option(help="Probability of intervals.")]
-Host = Annotated[str, typer.Option(help="Address to serve on; others than this machine's are open to all.")]
-Port = Annotated[int, typer.Option(help="Port to serve on; 0: a free one.")]
-StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="Study file.", show_default=False)]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)]
 
 
 @app.command()
@@ -329,149 +301,11 @@ def privacy(
     print(json.dumps(document, indent=1, ensure_ascii=False) if as_json else show(document))
 
 
-@app.command(short_help="Run the paper's experiments, with a verdict on each claim.")
-def reproduce(
-    panels: Annotated[list[str], typer.Argument(help="Panels to run; all: every one.", show_default=False)],
-    quick: Annotated[bool, typer.Option("--quick", help="All within two minutes; says what it cut.")] = False,
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds of the image panels (default: 2000).", show_default=False)
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for figures, points and records.")] = Path(
-        "fald-reproduce"
-    ),
-    seed: Annotated[int, typer.Option(help="The same seed gives the same points.")] = 0,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Run the experiments of the FA-LD paper, and say of each claim whether it holds.
-
-    Panels: all; fig1a to fig1e, fig2a to fig2e, fig3, fig4; beyond the paper: communication, calibration.
-
-    Example: fald reproduce fig1a
-
-    Example: fald reproduce all --quick --out experiments
-    """
-    from fald.reproduce import runner  # what it needs is of no use to the other commands
-
-    def report(record: Any) -> None:
-        if not as_json:
-            print(runner.text(record, out), end="\n\n", flush=True)
-
-    records = runner.reproduce(
-        panels,
-        out,
-        size="quick" if quick else "full",
-        seed=seed,
-        image_rounds=rounds,
-        progress=not quiet,
-        report=report,
-    )
-    if as_json:
-        print(json.dumps({"folder": str(out), "panels": records}, indent=1, ensure_ascii=False))
-    else:
-        print(runner.closing(records))
-
-
-@app.command(short_help="Compare methods on a study, by rounds, bytes and seconds.")
-def compare(
-    study: StudyFile,
-    methods: Annotated[
-        str | None, typer.Option(help="Names with commas between (default: all).", show_default=False)
-    ] = None,
-    budget_rounds: Annotated[
-        int | None, typer.Option(help="Rounds for every method (default: 2000).", show_default=False)
-    ] = None,
-    target_error: Annotated[
-        float | None, typer.Option(help="Run each until its error is this small.", show_default=False)
-    ] = None,
-    chains: Annotated[int, typer.Option(help="Chains of every run.")] = 8,
-    reference: Annotated[
-        str, typer.Option(help="nuts, longest, or auto: nuts if NumPyro is installed.")
-    ] = "auto",
-    settings: Settings = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder (default: comparisons/STUDY).", show_default=False)
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a comparison.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Compare methods on a study: error against rounds, bytes and seconds.
-
-    Example: fald compare study.toml --methods fa-ld,sgld,laplace --budget-rounds 1000
-    """
-    document = compare_report.run(
-        load_study(study, settings or []),
-        out or Path("comparisons") / study.stem,
-        methods=methods,
-        budget_rounds=budget_rounds,
-        target_error=target_error,
-        num_chains=chains,
-        reference=reference,
-        resume=resume,
-        report=None if quiet else lambda line: print(line, file=sys.stderr, flush=True),
-    )
-    print(json.dumps(document, indent=1) if as_json else compare_report.text(document))
-
-
-@app.command()
-def watch(
-    folder: Run,
-    host: Host = "127.0.0.1",
-    port: Port = 0,
-) -> None:
-    """Follow a run in the browser: rounds, energy, intervals, sites. Only reads; Ctrl-C ends the page.
-
-    Example: fald watch runs/study
-    """
-    from fald.pages.follow import Follower  # the other commands need no web server
-    from fald.pages.server import Page, serve
-
-    page = Page("watch", {"state": Follower(folder).state})
-    serve(page, host=host, port=port, about=f"following {folder}")
-
-
-@app.command()
-def explore(
-    study: Annotated[Path | None, typer.Argument(help="Study (default: the bundled one).")] = None,
-    settings: Settings = None,
-    host: Host = "127.0.0.1",
-    port: Port = 0,
-) -> None:
-    """Move sliders and see error, guarantee, communication and ε of a study together, in the browser.
-
-    Example: fald explore study.toml
-    """
-    from fald.pages.explorer import Explorer
-    from fald.pages.server import Page, serve
-
-    loaded = load_study(study or study_path("indo"), settings or [])
-    commands.set_precision(loaded)
-    print("finding the sites' local models (a few seconds)", file=sys.stderr, flush=True)
-    found = Explorer(loaded)
-    answers = {"about": found.about, "point": found.point, "privacy": found.privacy, "sweep": found.sweep}
-    serve(Page("explore", answers), host=host, port=port, about=f"exploring {loaded.title or study}")
-
-
-@app.command()
-def bench(
-    workloads: Annotated[
-        list[str] | None, typer.Argument(help="Some of the workloads (default: all).", show_default=False)
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for figures and their history.")] = Path("fald-bench"),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Small sizes: to see it work, not to measure.")
-    ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Measure speed on this machine beside PyTorch, BlackJAX and NumPy.
-
-    Example: fald bench simulation images
-    """
-    tell = None if quiet else lambda line: print(line, file=sys.stderr, flush=True)
-    document = speed.run(workloads or [], out, quick=quick, report=tell)
-    print(json.dumps(document, indent=1) if as_json else (out / "bench.md").read_text(), end="")
+app.command(short_help="Run the paper's experiments, with a verdict on each claim.")(cli_lab.reproduce)
+app.command(short_help="Compare methods on a study, by rounds, bytes and seconds.")(cli_lab.compare)
+app.command()(cli_lab.watch)
+app.command()(cli_lab.explore)
+app.command()(cli_lab.bench)
 
 
 @app.command()
