@@ -144,6 +144,10 @@ def bench(
     quick: Annotated[
         bool, typer.Option("--quick", help="Small sizes: to see it work, not to measure.")
     ] = False,
+    repeats: Annotated[
+        int | None,
+        typer.Option(help="Timed calls of each contender (default: about five).", show_default=False),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -152,5 +156,5 @@ def bench(
     Example: fald bench simulation images
     """
     tell = None if quiet else lambda line: print(line, file=sys.stderr, flush=True)
-    document = speed.run(workloads or [], out, quick=quick, report=tell)
+    document = speed.run(workloads or [], out, quick=quick, repeats=repeats, report=tell)
     print(json.dumps(document, indent=1) if as_json else (out / "bench.md").read_text(), end="")

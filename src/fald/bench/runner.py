@@ -15,6 +15,7 @@ from typing import Any
 from fald.bench.timing import Case, Timing, interleave
 from fald.checkpoint import write_atomically
 from fald.errors import ConfigError
+from fald.samplers.base import check_count
 from fald.version import __version__
 
 WORKLOADS = {
@@ -33,6 +34,7 @@ def run(
     out: Path,
     *,
     quick: bool = False,
+    repeats: int | None = None,
     report: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Measure workloads and write ``bench.json``, ``bench.md``, ``history.jsonl`` and ``scaling.svg``.
@@ -45,6 +47,8 @@ def run(
         Folder; the history in it is continued.
     quick
         Small sizes and two repeats: to see that it works, not to measure.
+    repeats
+        Timed calls of each contender; by default five or so, two if ``quick``.
     report
         Gets a line for each workload when it begins.
 
@@ -56,11 +60,13 @@ def run(
     Raises
     ------
     ConfigError
-        If there is no such workload.
+        If there is no such workload, or ``repeats`` is not a count.
     """
     unknown = [name for name in names if name not in WORKLOADS]
     if unknown:
         raise ConfigError(f"no workload named {unknown[0]!r}", hint=f"there are: {', '.join(WORKLOADS)}")
+    if repeats is not None:
+        check_count("repeats", repeats, 1)
     say = report or (lambda line: None)
     say("machine: matrix products, normals, copies")
     document: dict[str, Any] = {
@@ -76,13 +82,13 @@ def run(
     for name in names or WORKLOADS:
         say(f"{name}: {WORKLOADS[name]}")
         module = importlib.import_module(f"fald.bench.{name}")
-        repeats = 2 if quick else _REPEATS[name]
+        count = repeats or (2 if quick else _REPEATS[name])
         if name == "scaling":
-            document["scaling"] = module.measure(repeats)
+            document["scaling"] = module.measure(count)
             module.plot(document["scaling"], out / "scaling.svg")
         else:
             document["cases"] += [
-                judged(case, interleave(case.contenders, repeats), document["limits"])
+                judged(case, interleave(case.contenders, count), document["limits"])
                 for case in module.cases(quick)
             ]
     last = _last(out / "history.jsonl", document)

@@ -130,6 +130,7 @@ class InProcess:
         return RunState(end, server, memory), Records(rounds, *kept), float(energy)
 
     def _advance_together(self, problem: Problem, state: RunState, num_rounds: int, num_kept: int):
+        """All rounds in one compiled call, which keeps its draws in buffers that the next call takes over."""
         tables, _, compiled, hyper, roots = self._prepare(problem)
         if self._buffers is None:
             self._buffers = compiled.buffers()
@@ -150,9 +151,10 @@ class InProcess:
         return server, memory, kept, energy
 
     def _advance_apart(self, problem: Problem, state: RunState, num_rounds: int, num_kept: int):
+        """Each client's work on one thread; ``num_kept`` follows from the rounds."""
         tables, _, compiled, hyper, roots = self._prepare(problem)
         server, memory = state.server, jax.tree.map(jnp.copy, state.memory)
-        rows, energy = [], jnp.zeros(())
+        rows, values, energy = [], (), jnp.zeros(())
         for r in range(state.round, state.round + num_rounds):
             begun = compiled.begin(tables, roots, server, jnp.asarray(r, jnp.int32))
             parts = self._visit(compiled.tasks(), tables, hyper, begun, memory[0])
@@ -161,8 +163,9 @@ class InProcess:
             energy = jnp.mean(values[1])
             if done > 0 and done % problem.thinning == 0:
                 rows.append([np.asarray(value) for value in values])
-        shapes = [(0, *np.shape(value)) for value in values]
-        kept = [np.stack(column) for column in zip(*rows)] if rows else [np.zeros(s) for s in shapes]
+        kept = [np.stack(column) for column in zip(*rows)]
+        if not rows:
+            kept = [np.zeros((0, *value.shape), value.dtype) for value in values]
         return server, memory, kept, energy
 
     def _visit(self, tasks: list[Callable], tables: Tables, hyper, begun: Begun, memory) -> list[Any]:
