@@ -23,7 +23,7 @@ demo: $(VENV)/run.stamp  ## analyse the bundled four-hospital trial
 	@$(BIN)/fald demo
 
 test: $(VENV)/dev.stamp  ## run the tests
-	$(BIN)/python -m pytest -n 2 $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST)
 
 test-others: $(VENV)/dev.stamp  ## run the quick tests on the newest other Python >= 3.11 that is present
 	$(BIN)/python tests/interpreters.py

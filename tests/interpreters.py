@@ -12,7 +12,7 @@ from pathlib import Path
 
 OLDEST = (3, 11)
 # what depends on the interpreter: syntax, tables, files, signals, the command; not the mathematics
-QUICK = ("cli", "data", "models", "results", "predict", "diagnostics", "keys", "partition", "identities")
+QUICK = ("cli", "data", "models", "results", "keys")
 
 
 def candidates():

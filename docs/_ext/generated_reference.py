@@ -102,10 +102,15 @@ def _bound(value: float) -> str:
 
 
 def command_names() -> list[str]:
-    """The commands of ``fald``, in the order its help lists them."""
+    """The commands of ``fald``, in the order its help lists them; those of a group after its name."""
     from fald.cli import app
 
-    return [info.name or info.callback.__name__ for info in app.registered_commands]
+    names = [info.name or info.callback.__name__ for info in app.registered_commands]
+    for group in app.registered_groups:
+        inner = group.typer_instance
+        names.append(inner.info.name)
+        names += [f"{inner.info.name} {c.name or c.callback.__name__}" for c in inner.registered_commands]
+    return names
 
 
 def command_help(name: str) -> str:
@@ -114,7 +119,7 @@ def command_help(name: str) -> str:
 
     from fald.cli import app
 
-    arguments = [*([name] if name else []), "--help"]
+    arguments = [*name.split(), "--help"]
     result = CliRunner().invoke(app, arguments, prog_name="fald", terminal_width=88)
     if result.exit_code != 0:
         raise ValueError(f"fald {name} --help ended with {result.exit_code}: {result.output}")

@@ -26,6 +26,7 @@ from fald import report as reports
 from fald.checkpoint import write_atomically
 from fald.datasets import load_bundled_study
 from fald.errors import ConfigError, DataError, ExitCode, FaldError, Interrupted
+from fald.federation.cli import app as federation_app
 from fald.planner import Goal
 from fald.privacy.calibration import Budget
 from fald.results import check_level
@@ -103,6 +104,10 @@ def run(
         Path | None, typer.Option(help="Folder for the results (default: runs/STUDY).", show_default=False)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
+    federation: Annotated[
+        Path | None,
+        typer.Option(help="Run where the rows are: the folder of a federation.", show_default=False),
+    ] = None,
     level: Level = 0.95,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -111,9 +116,12 @@ def run(
     """Run a study and print its posterior.
 
     Example: fald run study.toml --set step-size=1e-4 --out results
+
+    Example: fald run study.toml --federation trial
     """
     loaded = load_study(study, settings or [])
-    _finish(loaded, out or Path("runs") / study.stem, resume, as_json, quiet, strict, level)
+    out = out or Path("runs") / study.stem
+    _finish(loaded, out, resume, as_json, quiet, strict, level, federation)
 
 
 @app.command(short_help="Say how far to trust a run.")
@@ -415,6 +423,9 @@ def new(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("stu
     print(f"Wrote {path}. Edit it, then: fald run {path}")
 
 
+app.add_typer(federation_app)
+
+
 def _version(value: bool) -> None:
     if value:
         print(f"fald {__version__}")
@@ -442,13 +453,20 @@ def _use_compilation_cache() -> None:
 
 
 def _finish(
-    study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float
-) -> dict[str, Any]:
+    study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float,
+    federation: Path | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Run a study, write its report, print its result and return it as a document."""
     check_level(level)
     command = shlex.join(["fald", *sys.argv[1:]])
     try:
-        tree = commands.run_study(study, out, resume=resume, progress=not quiet, command=command)
+        if federation is None:
+            tree = commands.run_study(study, out, resume=resume, progress=not quiet, command=command)
+        else:
+            from fald.federation.follow import run_on  # what it needs is of no use to the other commands
+
+            tree = run_on(study, federation, out, resume=resume, progress=not quiet)
+            tree.attrs["command"] = command
     except FaldError as error:
         if (out / "partial.nc").exists() and not isinstance(error, Interrupted):
             error.hint += f"; what went wrong is also in {reports.report_run(out, level=level)[1]}"

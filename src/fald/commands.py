@@ -6,9 +6,11 @@ import json
 import platform
 import re
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -19,10 +21,13 @@ from fald.data import FederatedData
 from fald.errors import ConfigError, DiagnosticsError, FaldError, StorageError
 from fald.fit import fit
 from fald.fit_report import fit_document, fit_lines, is_fit, verdict_lines
+from fald.journal import NAME as JOURNAL
+from fald.journal import Journal
 from fald.models.base import Model
 from fald.planner import checks, foresee
 from fald.predict import predict
 from fald.results import draws_by_row, load, save, settings_of
+from fald.samplers.base import Method
 from fald.sampling import sample
 from fald.study import Study, make_study
 from fald.summaries import summary
@@ -43,10 +48,43 @@ def set_precision(study: Study) -> None:
     jax.config.update("jax_enable_x64", double)
 
 
-def run_study(study: Study, out: Path, *, resume: bool, progress: bool, command: str = "") -> xr.DataTree:
+class Remote(NamedTuple):
+    """Where the rows of a study are, if not here.
+
+    Attributes
+    ----------
+    data
+        Names, sizes and columns of the sites.
+    how
+        Arguments for ``fald.fit`` or ``fald.sample`` that reach the sites.
+    about
+        Called at the end: what the result says of the federation.
+    view
+        What the coordinator sees of uploads, for privacy accounting.
+    prepare
+        The study's method with what the sites told of themselves.
+    """
+
+    data: FederatedData
+    how: dict[str, Any]
+    about: Callable[[], dict[str, Any]]
+    view: Literal["server", "summed"]
+    prepare: Callable[[Method], Method]
+
+
+def run_study(
+    study: Study,
+    out: Path,
+    *,
+    resume: bool,
+    progress: bool,
+    remote: Callable[[], Remote] | None = None,
+    command: str = "",
+) -> xr.DataTree:
     """Run a study into a folder: ``study.json``, ``checkpoint/``, ``posterior.nc``, ``summary.json``.
 
-    ``command`` is kept in the result, for those who want to run it again.
+    ``rounds.jsonl`` there tells how the run goes. ``remote`` reaches the sites of a federation;
+    without it the study's files are read here. ``command`` is kept in the result.
 
     Raises
     ------
@@ -54,14 +92,10 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool, command:
         If the folder already holds a run and ``resume`` is not set.
     """
     set_precision(study)
+    check_folder(out, resume)
     result = out / "posterior.nc"
-    if not resume and (result.exists() or (out / "checkpoint").exists()):
-        raise ConfigError(
-            f"{out} already holds a run", hint="go on with --resume, or choose another folder with --out"
-        )
-    if resume and not (out / "checkpoint").exists():
-        raise ConfigError(f"nothing to resume in {out}", hint="run without --resume, or check --out")
-    data = study.read_data()
+    place = None if remote is None else remote()
+    data = study.read_data() if place is None else place.data
     model = study.build_model(data.features)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -73,7 +107,11 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool, command:
     if not resume:  # a resumed run is first recognised as the same
         write_atomically(out / "study.json", about)
     try:
-        tree = _draws(study, model, data, progress=progress, checkpoint=Checkpoint(out / "checkpoint"))
+        journal = Journal(out)
+        journal.about["title"] = study.title
+        how = {} if place is None else place.how
+        how |= {"progress": progress, "checkpoint": Checkpoint(out / "checkpoint"), "journal": journal}
+        tree = _draws(study, model, data, place, **how)
     except FaldError as error:
         partial = getattr(error, "tree", None)
         if partial is not None and not isinstance(error, StorageError):
@@ -83,7 +121,10 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool, command:
             error.hint += f"; {kept} draws per chain are kept in {out / 'partial.nc'}"
         raise
     write_atomically(out / "study.json", about)
-    if not is_fit(tree):
+    if place is not None:
+        tree.attrs["federation"] = json.dumps(place.about())
+    planned = study.sampler is None or study.sampler.method == "fa-ld"
+    if data.present and planned and not is_fit(tree):
         tree.attrs["foreseen"] = json.dumps(foresee(model, data, settings_of(tree)))
     save(_named(tree, study, command), result)
     (out / "partial.nc").unlink(missing_ok=True)
@@ -91,12 +132,27 @@ def run_study(study: Study, out: Path, *, resume: bool, progress: bool, command:
     return tree
 
 
-def _draws(study: Study, model: Model, data: FederatedData, **how: Any) -> xr.DataTree:
+def check_folder(out: Path, resume: bool) -> None:
+    """Refuse to begin a run where one is, or to resume where none is."""
+    if not resume and ((out / "posterior.nc").exists() or (out / "checkpoint").exists()):
+        raise ConfigError(
+            f"{out} already holds a run", hint="go on with --resume, or choose another folder with --out"
+        )
+    if resume and not (out / "checkpoint").exists():
+        raise ConfigError(f"nothing to resume in {out}", hint="run without --resume, or check --out")
+
+
+def _draws(study: Study, model: Model, data: FederatedData, place: Remote | None, **how: Any) -> xr.DataTree:
     """FA-LD with the study's settings; without any, the few-round method that suits it."""
     if study.sampler is None:
         return fit(study.fit.seed, model, data, **study.fit.arguments(), **how)
     given = study.sampler.arguments()
-    return sample(study.sampler.seed, model, data, **given, privacy=study.protection(), **how)
+    privacy = study.protection()
+    if place is not None:
+        privacy = None if privacy is None else replace(privacy, view=place.view)
+        if "method" in given:
+            given["method"] = place.prepare(given["method"])
+    return sample(study.sampler.seed, model, data, **given, privacy=privacy, **how)
 
 
 def _named(tree: xr.DataTree, study: Study, command: str) -> xr.DataTree:
@@ -115,7 +171,8 @@ def _named(tree: xr.DataTree, study: Study, command: str) -> xr.DataTree:
 
 def forget_run(out: Path) -> None:
     """Remove the files of an earlier run from a folder, and nothing else."""
-    for name in ("posterior.nc", "partial.nc", "summary.json", "study.json", "report.html", "report.md"):
+    names = ("posterior.nc", "partial.nc", "summary.json", "study.json", "report.html", "report.md", JOURNAL)
+    for name in names:
         (out / name).unlink(missing_ok=True)
     if (out / "checkpoint").exists():
         shutil.rmtree(out / "checkpoint")
@@ -220,7 +277,8 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
     if is_fit(tree):
         table = tables.summary_text(summary(tree, level=level), units)
         said = f"{count} sites, {rows:,} rows{sizes}; sites exchanged sums over rows, not rows"
-        return "\n".join([title, said, *fit_lines(tree), "", table, "", *verdict_lines(tree)])
+        lines = [title, said, *fit_lines(tree), *federation_lines(tree)]
+        return "\n".join([*lines, "", table, "", *verdict_lines(tree)])
     settings = settings_of(tree)
     chains, asked, done = settings["num_chains"], settings["num_rounds"], int(tree.attrs["rounds_done"])
     rounds = f"{asked:,} rounds" if done + settings["thinning"] > asked else f"{done:,} of {asked:,} rounds"
@@ -228,6 +286,7 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
         title,
         f"{count} sites, {rows:,} rows{sizes}; sites exchanged parameters, not rows",
         f"{rounds} of {settings['local_steps']} local steps, {chains} chain{'s' if chains > 1 else ''}",
+        *federation_lines(tree),
         "",
     ]
     if tree.attrs["point_estimate"]:
@@ -249,6 +308,26 @@ def text(tree: xr.DataTree, level: float = 0.95) -> str:
     if "privacy_statement" in tree.attrs:
         lines.append(tree.attrs["privacy_statement"].splitlines()[0])
     return "\n".join(lines)
+
+
+def federation_lines(tree: xr.DataTree) -> list[str]:
+    """What a result says of the federation it came from; nothing for a run in one process."""
+    if "federation" not in tree.attrs:
+        return []
+    about = json.loads(tree.attrs["federation"])
+    if about["secure_sum"]:
+        lines = ["Secure sum: the coordinator saw sums over sites only."]
+    else:
+        lines = [f"No secure sum ({about['why_not']}): the coordinator saw the upload of every single site."]
+    if about["arrival_based"]:
+        lines.append(
+            "Participants were those who answered in time: slow sites count for less than they should."
+        )
+    if about["dropouts"]:
+        rounds = len(about["dropouts"])
+        sites = sorted({site for d in about["dropouts"] for site in d["silent"]})
+        lines.append(f"Sites that were silent in {rounds} rounds: {', '.join(sites)}.")
+    return lines
 
 
 def require_clean(tree: xr.DataTree) -> None:

@@ -36,7 +36,7 @@ class FederatedData:
     ----------
     rows
         Pytree of arrays whose leading axis runs over all rows, client after client. Nothing is
-        copied.
+        copied. For rows that are elsewhere, ``jax.ShapeDtypeStruct`` instead of arrays.
     offsets
         (num_clients + 1,) first row of each client, and the number of rows.
     names
@@ -45,6 +45,8 @@ class FederatedData:
         Column names, when the data came from tables.
     bounds
         (features, 2) lower and upper bound of every feature, enforced by ``bounded``; None: no bound.
+    part
+        Whether these are one site's rows of a larger whole, which may lack what the whole must have.
 
     Examples
     --------
@@ -60,6 +62,7 @@ class FederatedData:
     features: tuple[str, ...] = ()
     target: str = ""
     bounds: np.ndarray | None = None
+    part: bool = False
 
     def __post_init__(self):
         offsets = np.asarray(self.offsets)
@@ -84,6 +87,26 @@ class FederatedData:
             )
         if offsets[-1] >= 2**31:
             raise DataError(f"at most 2^31 − 1 rows are supported; got {int(offsets[-1])}")
+
+    @property
+    def present(self) -> bool:
+        """Whether the rows are here; those of a federation stay at the sites, and only shapes are known."""
+        return not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(self.rows))
+
+    def elsewhere(self, names: Sequence[str], sizes: Sequence[int]) -> FederatedData:
+        """Data of these clients with rows like these, which are not here.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> data = FederatedData.from_arrays({"a": np.zeros((1, 3))}).elsewhere(["a", "b"], [1, 5])
+        >>> data.num_rows, data.present
+        (6, False)
+        """
+        total = int(np.sum(sizes))
+        rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((total, *a.shape[1:]), a.dtype), self.rows)
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        return replace(self, rows=rows, offsets=offsets, names=tuple(names), part=False)
 
     @property
     def num_clients(self) -> int:
@@ -140,10 +163,13 @@ class FederatedData:
         return replace(self, rows=(clipped, y), bounds=np.stack([low, high], axis=1))
 
     def fingerprint(self) -> str:
-        """A short hash of names, sizes and rows, to recognise the same data when a run resumes."""
+        """A short hash of names, sizes and rows, to recognise the same data when a run resumes.
+
+        Rows that are elsewhere do not count: each site recognises its own.
+        """
         digest = hashlib.sha256(repr((self.names, self.features, self.target)).encode())
         digest.update(np.ascontiguousarray(self.offsets, np.int64).data)
-        for leaf in jax.tree.leaves(self.rows):
+        for leaf in jax.tree.leaves(self.rows) if self.present else ():
             array = np.asarray(leaf)
             digest.update(f"{array.dtype}{array.shape}".encode())
             # a stride bounds the cost on very large data; every row counts up to 2^16 rows

@@ -84,6 +84,15 @@ class FederationError(FaldError):
     """A site or the transport between sites failed."""
 
     exit_code = ExitCode.FEDERATION
+    tree = None
+
+
+class SecureSumError(FederationError):
+    """Taking part in a sum would show one site's numbers, or the masks of a sum did not cancel."""
+
+
+class PolicyError(FederationError):
+    """A site's own policy refuses what it was asked."""
 
 
 class StorageError(FaldError):

@@ -23,6 +23,7 @@ from fald.fewround.outcome import Outcome
 from fald.fewround.proposal import cholesky
 from fald.fewround.site import REVEALS
 from fald.fewround.weights import precision, resample
+from fald.journal import MOST_PARAMETERS, Journal, as_journal
 from fald.models.base import Model
 from fald.participation import Participation
 from fald.planner import Goal, plan
@@ -69,6 +70,7 @@ def fit(
     exchange: Exchange | None = None,
     progress: bool = True,
     checkpoint: str | Path | Checkpoint | None = None,
+    journal: str | Path | Journal | None = None,
 ) -> xr.DataTree:
     """Draw from the joint posterior of all clients in a handful of rounds, without settings.
 
@@ -102,6 +104,8 @@ def fit(
         Report on standard error.
     checkpoint
         Folder to save every round to. A folder that holds the first rounds of the same run is continued.
+    journal
+        Folder in which ``rounds.jsonl`` grows as the run goes, for ``fald watch``; None: none.
 
     Returns
     -------
@@ -148,7 +152,8 @@ def fit(
     )
     if chosen == "langevin":
         given = {"batch_size": batch_size, "participation": participation, **(sampler or {})}
-        return _langevin(rng_key, model, data, tolerance, given, privacy, why, progress, checkpoint)
+        how = {"progress": progress, "checkpoint": checkpoint, "journal": journal}
+        return _langevin(rng_key, model, data, tolerance, given, privacy, why, how)
     if sampler:
         raise ConfigError("'sampler' goes with plain FA-LD", hint="use fald.sample, or method='langevin'")
     _, seed = as_key(rng_key)
@@ -169,9 +174,17 @@ def fit(
         store.open()
     trace: list[dict[str, Any]] = []
     server = _server(chosen, method, model, number, tolerance, max_rounds, curvature, trace)
-    told = _teller(progress, trace)
+    notes = as_journal(journal)
+    most = max_rounds + (_HMC_ROUNDS if method == "auto" else 0)
+    notes.about |= {"method": chosen, "model": model.name, "settings": settings, "rounds_total": max_rounds}
+    notes.about |= {"most_rounds": most}
     outcome, rounds = drive(
-        server, InProcessExchange(model, data) if exchange is None else exchange, store=store, note=told
+        server,
+        InProcessExchange(model, data) if exchange is None else exchange,
+        store=store,
+        note=_teller(progress, trace),
+        journal=notes,
+        describe=_describer(model, trace),
     )
     if not len(outcome.positions):
         raise DiagnosticsError(f"no posterior: {outcome.reason}", hint=outcome.advice)
@@ -301,6 +314,22 @@ def _teller(progress: bool, trace: list[dict[str, Any]]) -> Callable[[int], None
     return tell
 
 
+def _describer(model: Model, trace: list[dict[str, Any]]) -> Callable[[int], dict[str, Any]]:
+    """What the journal is told of a round: its draws and weights, and where the posterior seems to be."""
+
+    def describe(number: int) -> dict[str, Any]:
+        if number > len(trace):
+            return {}
+        row = trace[number - 1]
+        said = {"draws": sum(r["draws"] for r in trace[:number]), "ess": row["ess"], "k_hat": row["khat"]}
+        if "mean" not in row:
+            return said
+        rows = list(zip(model.parameter_names, row["mean"], row["sd"]))[:MOST_PARAMETERS]
+        return {**said, "intervals": {name: [m, m - 1.96 * s, m + 1.96 * s] for name, m, s in rows}}
+
+    return describe
+
+
 def _tree(
     model: Model, data: FederatedData, outcome: Outcome, rounds: Sequence[Round], settings: dict[str, Any],
     seed: int,
@@ -402,11 +431,16 @@ def _precision_of(model: Model, outcome: Outcome) -> dict[str, dict[str, float]]
 
 def _langevin(
     rng_key, model: Model, data: FederatedData, tolerance: float, given: dict[str, Any],
-    privacy: Protection | None, why: str, progress: bool, checkpoint,
+    privacy: Protection | None, why: str, how: dict[str, Any],
 ) -> xr.DataTree:  # fmt: skip
     """Plain FA-LD: planned from the rows, or, for a private run, with settings that no row has shaped."""
     given = {name: value for name, value in given.items() if value is not None}
     if privacy is None:
+        if not data.present:
+            raise ConfigError(
+                "settings of plain FA-LD are planned from the rows, which are at the sites",
+                hint="give the study a [sampler] section",
+            )
         shaping = ("temperature", "correlation", "participation", "noise", "batch_size")
         fixed = {name: given.pop(name) for name in shaping if name in given}
         goal = Goal(bias=tolerance, sd_error=tolerance, num_chains=given.pop("num_chains", 16))
@@ -418,7 +452,7 @@ def _langevin(
                 f"a private run needs sampler settings: {', '.join(m.replace('_', '-') for m in missing)}",
                 hint="choosing them from the rows would leak; 'fald privacy calibrate' searches a budget",
             )
-    tree = sample(rng_key, model, data, **given, privacy=privacy, progress=progress, checkpoint=checkpoint)
+    tree = sample(rng_key, model, data, **given, privacy=privacy, **how)
     tree.attrs |= {
         "verdict": "not certified",
         "reason": "plain FA-LD has a bias that no diagnostic sees; its settings were planned for the wanted "

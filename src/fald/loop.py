@@ -18,8 +18,9 @@ import numpy as np
 from fald.checkpoint import Checkpoint, Store, damaged
 from fald.console import Progress
 from fald.engines.base import Engine, Problem, Records, RunState
-from fald.errors import ConfigError, FaldError, Interrupted, NonFiniteError, StorageError
+from fald.errors import ConfigError, FaldError, FederationError, Interrupted, NonFiniteError, StorageError
 from fald.gradients import client_rows, energy_fn, largest_curvatures, pooled_mode
+from fald.journal import Journal, replies
 from fald.privacy.guard import Guard, Protection
 
 _CHUNK_SECONDS = 0.5
@@ -37,6 +38,8 @@ def run(
     progress: bool,
     build: Callable[..., Any],
     privacy: Protection | None = None,
+    journal: Journal | None = None,
+    settling: Callable[[list[Records]], dict[str, Any]] = lambda records: {},
 ) -> Any:
     """Run all rounds and return ``build(records)``.
 
@@ -55,6 +58,8 @@ def run(
         kept by a run that fails.
     privacy
         What a private run asked for.
+    journal, settling
+        Where to write down how the run goes, and what to say there of the draws so far, now and then.
 
     Raises
     ------
@@ -76,23 +81,31 @@ def run(
         num_rounds = guard.num_rounds
         build = functools.partial(build, guard=guard)
 
+    notes = _Notes(journal or Journal(None), problem, engine, num_rounds, guard, settling)
+
     def finished(records: list[Records]) -> Any:
         return build(records, costs=engine.costs(problem, state))
+
+    def written(write: Callable[[], None]) -> None:
+        try:
+            write()
+        except StorageError as error:
+            raise _with_draws(error, finished, records) from error
 
     saved_at = time.monotonic()
 
     def save() -> None:
         nonlocal saved_at
         if store is not None and state.round > store.saved_round:
-            try:
-                store.save(state, records)
-            except StorageError as error:
-                raise _with_draws(error, finished, records) from error
+            written(lambda: store.save(state, records))
         saved_at = time.monotonic()
 
     chunk = 1
     try:
-        with Progress(num_rounds, state.round, progress, "energy" if guard is None else "ε ≤") as display:
+        with (
+            notes.running(state.round),
+            Progress(num_rounds, state.round, progress, "energy" if guard is None else "ε ≤") as display,
+        ):
             while state.round < num_rounds:
                 size = min(chunk, num_rounds - state.round, engine.most_rounds(problem, state))
                 due = None
@@ -117,11 +130,17 @@ def run(
                 seconds = time.monotonic() - began
                 chunk = max(1, min(2 * chunk, int(size * _CHUNK_SECONDS / max(seconds, 1e-6))))
                 display.update(state.round, energy if guard is None else guard.epsilon(state.round))
+                written(functools.partial(notes.round, state, records, energy))
                 if state.round == due or (
                     checkpoint is not None and time.monotonic() - saved_at >= checkpoint.seconds
                 ):
                     save()
             save()
+            if guard is not None and num_rounds < asked:
+                raise _with_draws(guard.exceeded(asked), finished, records)
+    except FederationError as error:  # a site is gone: what was done is kept
+        save()
+        raise _with_draws(error, finished, records) from None
     except KeyboardInterrupt:
         save()
         error = Interrupted(
@@ -129,9 +148,47 @@ def run(
             hint="resume to go on from here" if store else "give a checkpoint to be able to resume",
         )
         raise _with_draws(error, finished, records) from None
-    if guard is not None and num_rounds < asked:
-        raise _with_draws(guard.exceeded(asked), finished, records)
     return finished(records)
+
+
+class _Notes:
+    """What the journal of a run is told."""
+
+    def __init__(
+        self, journal: Journal, problem: Problem, engine: Engine, num_rounds: int, guard: Guard | None,
+        settling: Callable[[list[Records]], dict[str, Any]],
+    ):  # fmt: skip
+        self.journal, self.problem, self.engine, self.guard = journal, problem, engine, guard
+        self.num_rounds, self.settling = num_rounds, settling
+
+    def running(self, round_number: int) -> Any:
+        """The context in which the run goes."""
+        data = self.problem.data
+        sites = {name: int(size) for name, size in zip(data.names, data.sizes)}
+        return self.journal.running(round=round_number, rounds_total=self.num_rounds, sites=sites)
+
+    def round(self, state: RunState, records: list[Records], energy: float) -> None:
+        """Write a line about the rounds just done, unless one was written a moment ago."""
+        journal, last = self.journal, state.round == self.num_rounds
+        if not (journal.due or (last and journal.path is not None)):
+            return
+        spent = self.engine.costs(self.problem, state)
+        found: dict[str, Any] = {}
+        if journal.summary_due() or last:
+            began = time.monotonic()
+            found = self.settling(records)
+            journal.summarised(time.monotonic() - began)
+        journal.write(
+            round=state.round,
+            rounds_total=self.num_rounds,
+            energy=energy if self.guard is None else None,
+            draws=sum(len(r.round) for r in records) * self.problem.num_chains,
+            epsilon=None if self.guard is None else self.guard.epsilon(state.round),
+            bytes_up=int(spent["bytes_up"].sum()),
+            bytes_down=int(spent["bytes_down"].sum()),
+            sites=replies(self.engine),
+            **found,
+        )
 
 
 def _resume(
@@ -209,7 +266,7 @@ def _client_without_energy(problem: Problem, clients: list[int], theta: jax.Arra
     capacity = int(data.sizes[clients].max())
     energy = energy_fn(problem.model, data.num_rows)
     value = jax.jit(lambda batch: energy(theta, batch))
-    if not np.isfinite(problem.model.flat_logprior(theta)):
+    if not (data.present and np.isfinite(problem.model.flat_logprior(theta))):
         return None
     for client in clients:
         if not np.isfinite(value(client_rows(data, client, capacity))):
@@ -286,8 +343,8 @@ def _step_at(problem: Problem, round_number: int) -> float | None:
 
 
 def shares_energy(problem: Problem) -> bool:
-    """Whether clients may tell exact numbers about their rows; those of a private run do not."""
-    return getattr(problem.method, "shares_energy", True)
+    """Whether exact numbers about clients' rows are at hand; not in a private run, nor on a federation."""
+    return problem.data.present and getattr(problem.method, "shares_energy", True)
 
 
 def worst_curvature(

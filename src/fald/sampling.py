@@ -19,6 +19,7 @@ from fald.data import FederatedData
 from fald.engines.base import Engine, Problem, Records
 from fald.engines.inprocess import InProcess
 from fald.errors import ConfigError, DataError
+from fald.journal import Journal, as_journal
 from fald.models.base import Model
 from fald.noise import NoiseScale
 from fald.participation import Participation
@@ -27,6 +28,7 @@ from fald.results import build_tree
 from fald.samplers.base import Method, check_count
 from fald.samplers.fald import fald
 from fald.samplers.names import by_name
+from fald.summaries import settling
 from fald.types import Position, StepSize, as_floats, float_dtype
 from fald.version import __version__
 
@@ -57,6 +59,7 @@ def sample(
     engine: Engine | None = None,
     progress: bool = True,
     checkpoint: str | Path | Checkpoint | None = None,
+    journal: str | Path | Journal | None = None,
 ) -> xr.DataTree:
     """Draw from the joint posterior of all clients by federated averaging Langevin dynamics.
 
@@ -111,6 +114,8 @@ def sample(
     checkpoint
         Folder (or ``fald.Checkpoint``) to save to. A folder that holds an earlier part of the same
         run is continued, to the same draws as an uninterrupted run.
+    journal
+        Folder in which ``rounds.jsonl`` grows as the run goes, for ``fald watch``; None: none.
 
     Returns
     -------
@@ -212,6 +217,12 @@ def sample(
             tree.attrs["step_times_curvature"] = unstable
         return tree
 
+    notes = as_journal(journal)
+    notes.about |= {"method": method.name, "model": model.name, "settings": settings}
+
+    def look(records: list[Records]) -> dict[str, Any]:
+        return {} if method.point_estimate else settling(model, records)
+
     return loop.run(
         problem,
         InProcess() if engine is None else engine,
@@ -222,6 +233,8 @@ def sample(
         progress=progress,
         build=build,
         privacy=privacy,
+        journal=notes,
+        settling=look,
     )
 
 
@@ -329,9 +342,11 @@ def _start(model: Model, initial_position: Position | None, num_chains: int) -> 
 
 def check_model(model: Model, data: FederatedData) -> None:
     """Refuse a model that cannot be evaluated on rows of this data."""
-    if model.check_fn is not None:
+    if model.check_fn is not None and data.present:
         model.check_fn(data)
-    example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], jnp.asarray(a[:1]).dtype), data.rows)
+    example = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape[1:], jax.dtypes.canonicalize_dtype(a.dtype)), data.rows
+    )
     theta = jax.ShapeDtypeStruct((model.dim,), float_dtype())
     try:
         likelihood = jax.eval_shape(model.flat_loglikelihood, theta, example)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from fald import models
 from fald.data import FederatedData, encode_features, read_table
@@ -17,8 +20,12 @@ from fald.errors import ConfigError
 from fald.models.base import Model
 from fald.participation import Participation
 from fald.privacy.guard import Protection
+from fald.samplers.base import Method
+from fald.samplers.names import METHODS, by_name, takes
 from fald.schedules import paper_decay
-from fald.types import StepSize
+from fald.types import float_dtype
+
+_FALD = ("local_steps", "step_size", "temperature", "correlation", "noise", "batch_size", "clip_norm")
 
 
 def _kebab(name: str) -> str:
@@ -50,7 +57,7 @@ class DataSection(_Section):
 
     @model_validator(mode="after")
     def _one_source(self):
-        if bool(self.files) == bool(self.file):
+        if self.files and self.file:
             raise ValueError("give either 'files' (one per site) or 'file' with 'site'")
         if self.file and not self.site:
             raise ValueError("'file' needs 'site', the column that names the site of each row")
@@ -87,9 +94,10 @@ class Decay(_Section):
 class SamplerSection(_Section):
     """Settings of FA-LD, named as in ``fald.sample``."""
 
+    method: str = "fa-ld"
     num_rounds: Annotated[int, Field(ge=1, lt=2**31)]
-    local_steps: Annotated[int, Field(ge=1, lt=2**31)]
-    step_size: Annotated[float, Field(gt=0)] | Decay
+    local_steps: Annotated[int, Field(ge=1, lt=2**31)] = 1
+    step_size: Annotated[float, Field(gt=0)] | Decay | None = None
     temperature: Annotated[float, Field(ge=0)] = 1.0
     correlation: Annotated[float, Field(ge=0, le=1)] = 0.0
     participation: Literal["full", "with-replacement", "without-replacement"] = "full"
@@ -103,9 +111,13 @@ class SamplerSection(_Section):
     thinning: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     precision: Literal["float32", "float64"] = "float32"
+    options: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _participants(self):
+        for key in ("local_steps", "step_size") if self.method == "fa-ld" else ():
+            if key not in self.model_fields_set:
+                raise PydanticCustomError("missing", "{key}", {"key": _kebab(key)})
         if self.num_rounds * self.local_steps >= 2**31:
             raise ValueError("'num-rounds' times 'local-steps' must stay below 2^31")
         if (self.participation == "full") != (self.num_participants is None):
@@ -116,20 +128,27 @@ class SamplerSection(_Section):
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for ``fald.sample``."""
-        step: StepSize = (
-            paper_decay(self.step_size.smoothness, self.step_size.strong_convexity)
-            if isinstance(self.step_size, Decay)
-            else self.step_size
-        )
-        plain = (
-            "num_rounds local_steps temperature correlation noise batch_size clip_norm num_chains num_warmup "
-        )
-        plain += "thinning"
-        return {
-            **{name: getattr(self, name) for name in plain.split()},
-            "step_size": step,
-            "participation": Participation(self.participation, self.num_participants, self.allow_unequal),
-        }
+        plain = {n: getattr(self, n) for n in ("num_rounds", "num_chains", "num_warmup", "thinning")}
+        part = Participation(self.participation, self.num_participants, self.allow_unequal)
+        if self.method == "fa-ld" and not self.options:
+            return {**plain, **self._settings(*_FALD), "participation": part}
+        asked = part if "participation" in self.model_fields_set else None
+        return {**plain, "method": self.build_method(), "participation": asked}
+
+    def build_method(self) -> Method:
+        """The method with its settings; ``options`` has those that only some methods take."""
+        fields = SamplerSection.model_fields
+        # written out studies have every key; a default says nothing that a method without it could mind
+        known = takes(self.method) if self.method in METHODS else set()
+        said = [n for n in _FALD if n in known or getattr(self, n) != fields[n].default]
+        given = self._settings(*[n for n in said if n in self.model_fields_set])
+        return by_name(self.method, **given, **{k.replace("-", "_"): v for k, v in self.options.items()})
+
+    def _settings(self, *names: str) -> dict[str, Any]:
+        given = {name: getattr(self, name) for name in names}
+        if isinstance(self.step_size, Decay):
+            given["step_size"] = paper_decay(self.step_size.smoothness, self.step_size.strong_convexity)
+        return given
 
 
 class FitSection(_Section):
@@ -144,6 +163,28 @@ class FitSection(_Section):
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for ``fald.fit``."""
         return {name: getattr(self, name) for name in FitSection.model_fields if name != "seed"}
+
+
+class FederationSection(_Section):
+    """How a run on a federation treats sites that are slow or silent, and what it may see of them."""
+
+    timeout: Annotated[float, Field(gt=0)] = 60.0
+    dropout: Literal["fail", "retry", "reweight"] = "retry"
+    retries: Annotated[int, Field(ge=0)] = 3
+    first_replies: Annotated[int, Field(ge=1)] | None = None
+    minimum_replies: Annotated[int, Field(ge=1)] | None = None
+    secure_sum: bool | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        arrival = self.first_replies is not None or self.dropout == "reweight"
+        if arrival and self.secure_sum:
+            raise ValueError("a secure sum needs every site: leave out 'first-replies' and 'reweight'")
+        if self.minimum_replies is not None and not arrival:
+            raise ValueError("'minimum-replies' goes with 'first-replies' or dropout = \"reweight\"")
+        if self.first_replies is not None and (self.minimum_replies or 0) > self.first_replies:
+            raise ValueError("'minimum-replies' must be at most 'first-replies'")
+        return self
 
 
 class PrivacySection(_Section):
@@ -164,6 +205,7 @@ class Study(_Section):
     fit: FitSection = Field(default_factory=FitSection)
     sampler: SamplerSection | None = None
     privacy: PrivacySection | None = None
+    federation: FederationSection = Field(default_factory=FederationSection)
     folder: str = "."
 
     @model_validator(mode="after")
@@ -184,29 +226,55 @@ class Study(_Section):
                 "the study has no [sampler] section, and this is about FA-LD",
                 hint="'fald plan STUDY --write' chooses one; without it 'fald run' needs no settings",
             )
+        if self.sampler.method != "fa-ld":
+            raise ConfigError(f"this is about FA-LD, and the study's method is {self.sampler.method!r}")
         return self.sampler
 
     def read_data(self) -> FederatedData:
         """Read and check the sites' files."""
+        d, root = self.data, Path(self.folder)
+        if d.file:
+            encoding = self._encoding()
+            data = FederatedData.from_frame(read_table(root / d.file), site=d.site or "", **encoding)
+            return data if d.bounds is None else data.bounded(*d.bounds)
+        if not d.files:
+            raise ConfigError(
+                "the study names no files",
+                hint="add 'files' or 'file' to [data], or run it where the rows are: fald run --federation",
+            )
+        return self.read_files({name: root / path for name, path in d.files.items()})
+
+    def read_files(self, files: Mapping[str, Path]) -> FederatedData:
+        """Read and check given files, one per site, as the study's own."""
+        data, bounds = FederatedData.from_files(files, **self._encoding()), self.data.bounds
+        return data if bounds is None else data.bounded(*bounds)
+
+    def read_frame(self, frame: pd.DataFrame, name: str) -> FederatedData:
+        """Encode and check one site's table, as ``read_files`` does with the table of a file."""
+        site = "_".join(["site", *map(str, frame.columns)])  # no column has this name
+        data = FederatedData.from_frame(frame.assign(**{site: name}), site=site, **self._encoding())
+        return data if self.data.bounds is None else data.bounded(*self.data.bounds)
+
+    def _encoding(self) -> dict[str, Any]:
         d = self.data
-        encoding = {
+        return {
             "target": d.target,
             "features": d.features,
             "categories": d.categories,
             "scaling": {c: (s.center, s.scale) for c, s in d.scaling.items()},
         }
-        root = Path(self.folder)
-        if d.file:
-            data = FederatedData.from_frame(read_table(root / d.file), site=d.site or "", **encoding)
-        else:
-            data = FederatedData.from_files({name: root / path for name, path in d.files.items()}, **encoding)
-        return data if d.bounds is None else data.bounded(*d.bounds)
 
     def protection(self) -> Protection | None:
         """What the privacy section asks for; None without one."""
         if self.privacy is None:
             return None
         return Protection(**{name: getattr(self.privacy, name) for name in PrivacySection.model_fields})
+
+    def require_any_sampler(self) -> SamplerSection:
+        """The sampler section of a study that a chain is run for."""
+        if self.sampler is None:
+            raise ConfigError("the study has no [sampler] section")
+        return self.sampler
 
     def read_features(self, path: str | Path) -> np.ndarray:
         """Read new rows and encode their features as the study's own."""
@@ -218,23 +286,29 @@ class Study(_Section):
 
     def build_model(self, features: Iterable[str]) -> Model:
         """The model over the encoded feature columns."""
-        m, names = self.model, list(features)
-        if m.family == "linear":
-            return models.linear_regression(
-                names,
-                noise_scale=m.noise_scale,
-                prior_scale=m.prior_scale,
-                noise_prior_scale=m.noise_prior_scale,
-            )
-        if m.family == "softmax":
-            return models.softmax_regression(names, m.num_classes or 0, prior_scale=m.prior_scale)
-        build = {"logistic": models.logistic_regression, "poisson": models.poisson_regression}[m.family]
-        return build(names, prior_scale=m.prior_scale)
+        return _built(self.model, tuple(features), str(float_dtype()))
 
     def as_settings(self) -> dict[str, Any]:
         """The whole study as plain values under its kebab-case keys."""
         left_out = {"fit"} if self.sampler is not None else set()
+        left_out |= {"federation"} - self.model_fields_set
         return self.model_dump(by_alias=True, exclude_none=True, exclude=left_out)
+
+
+@functools.lru_cache(maxsize=64)
+def _built(m: ModelSection, names: tuple[str, ...], dtype: str) -> Model:
+    """One model for one description and precision, so that what was compiled for it is found again."""
+    if m.family == "linear":
+        return models.linear_regression(
+            names,
+            noise_scale=m.noise_scale,
+            prior_scale=m.prior_scale,
+            noise_prior_scale=m.noise_prior_scale,
+        )
+    if m.family == "softmax":
+        return models.softmax_regression(names, m.num_classes or 0, prior_scale=m.prior_scale)
+    build = {"logistic": models.logistic_regression, "poisson": models.poisson_regression}[m.family]
+    return build(names, prior_scale=m.prior_scale)
 
 
 def load_study(path: str | Path, overrides: Iterable[str] = ()) -> Study:
@@ -289,6 +363,7 @@ _SECTIONS = {
     "fit": FitSection,
     "sampler": SamplerSection,
     "privacy": PrivacySection,
+    "federation": FederationSection,
 }
 
 
@@ -347,6 +422,7 @@ def _explain(error: ValidationError, where: str) -> ConfigError:
     if first["type"] == "extra_forbidden":
         return _unknown(key, where)
     if first["type"] == "missing":
+        key = ".".join([*parts, *first.get("ctx", {}).values()])
         return ConfigError(
             f"{key} is missing ({where})", hint="'fald new' shows every key with an explanation"
         )
@@ -408,4 +484,9 @@ prior-scale = 2.5          # coefficients ~ Normal(0, prior-scale)
 # delta = 1e-5             # well below one over the rows of a site
 # max-epsilon = 2.0        # stop before the round that would exceed it
 # client-noise = "entropy" # "seeded" is a simulation and protects nobody
+
+# For "fald run --federation": what to do about sites that do not answer. All keys may be left out.
+# [federation]
+# timeout = 60             # seconds
+# dropout = "retry"        # or "fail", or "reweight"
 """

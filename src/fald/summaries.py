@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fald.diagnostics import convergence
-from fald.results import check_level, draws_by_row, require_posterior
+from fald.engines.base import Records
+from fald.journal import MOST_PARAMETERS
+from fald.models.base import Model
+from fald.results import check_level, draws_by_row, posterior_groups, require_posterior
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,3 +67,50 @@ def summary(tree: xr.DataTree, *, level: float = 0.95) -> pd.DataFrame:
     frame = pd.DataFrame(table).set_index("parameter")
     frame.attrs["level"] = level
     return frame
+
+
+def settling(model: Model, records: list[Records], most: int = 1024) -> dict[str, Any]:
+    """A cheap look at a run under way: the largest R-hat and the 95% intervals of its first parameters.
+
+    Parameters
+    ----------
+    model, records
+        The model, and the draws kept so far.
+    most
+        Draws per chain that are looked at, evenly spaced; of fewer the largest power of two, so that
+        transformed parameters are compiled for a few sizes only.
+
+    Returns
+    -------
+    dict
+        ``r_hat`` (NaN with too few draws or one chain) and ``intervals``, by parameter ``[mean, low,
+        high]``; nothing without draws.
+    """
+    import xarray as xr
+
+    draws = [r.position for r in records if len(r.round)]
+    total = sum(len(d) for d in draws)
+    if not total:
+        return {}
+    taken = np.linspace(0, total - 1, min(most, 2 ** int(np.log2(total)))).round().astype(int)
+    starts = np.cumsum([0, *[len(d) for d in draws]])
+    parts = [d[taken[(a <= taken) & (taken < b)] - a] for d, a, b in zip(draws, starts, starts[1:])]
+    flat = np.swapaxes(np.concatenate(parts), 0, 1)
+    tree = xr.DataTree.from_dict(posterior_groups(model, flat))
+    rows = dict(list(draws_by_row(tree).items())[:MOST_PARAMETERS])
+    intervals = {
+        label: [values.mean(), *np.quantile(values, [0.025, 0.975])] for label, (_, values) in rows.items()
+    }
+    return {"r_hat": _largest_rhat([values for _, values in rows.values()]), "intervals": intervals}
+
+
+def _largest_rhat(draws: list[np.ndarray]) -> float:
+    """The largest rank-normalised split R-hat of (chain, draw) arrays; NaN where there is none."""
+    if draws[0].shape[0] < 2 or draws[0].shape[1] < 4:
+        return float("nan")
+    from arviz_stats import base
+
+    array_stats: Any = base.array_stats  # pyright: ignore[reportPrivateImportUsage]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = [array_stats.rhat(d.astype(float), method="rank", chain_axis=0, draw_axis=1) for d in draws]
+    return float(np.max(found))

@@ -19,6 +19,7 @@ from fald.data import FederatedData
 from fald.errors import Interrupted
 from fald.fewround.evaluate import make_site
 from fald.fewround.site import REVEALS, Answer, Request, answer, expand
+from fald.journal import Journal, replies
 from fald.models.base import Model
 
 Array = NDArray[Any]
@@ -95,6 +96,8 @@ def drive(
     *,
     store: Store | None = None,
     note: Callable[[int], None] = lambda rounds: None,
+    journal: Journal | None = None,
+    describe: Callable[[int], dict[str, Any]] = lambda rounds: {},
 ) -> tuple[T, list[Round]]:
     """Run a server to its end over an exchange.
 
@@ -106,6 +109,9 @@ def drive(
         Checkpoint of the run, opened; sums that it holds are used before the sites are asked.
     note
         Called with the number of finished rounds.
+    journal, describe
+        Where to write down every round that the sites were asked in, and what the server knows after so many
+        rounds.
 
     Returns
     -------
@@ -120,17 +126,19 @@ def drive(
         If a stored round does not fit the requests of this server.
     """
     rounds: list[Round] = []
-    try:
-        request = next(server)
-        while True:
-            sums = _asked(request, exchange, store, len(rounds) + 1)
-            size = sum(np.asarray(a).nbytes for a in request.values())
-            rounds.append(Round(kinds(sums), size, sum(a.nbytes for a in sums.values())))
-            request = server.send(sums)
-            note(len(rounds))
-    except StopIteration as end:
+    stored = _stored_rounds(store)
+    journal = journal or Journal(None)
+
+    def finished() -> None:
         note(len(rounds))
-        return end.value, rounds
+        if len(rounds) > stored:
+            down, up = (len(exchange.names) * sum(sizes) for sizes in list(zip(*rounds))[1:])
+            told = {"bytes_up": up, "bytes_down": down, "sites": replies(exchange)}
+            journal.write(round=len(rounds), **describe(len(rounds)), **told)
+
+    try:
+        with journal.running(round=stored, sites=dict(zip(exchange.names, exchange.sizes))):
+            return _served(server, exchange, store, rounds, finished), rounds
     except KeyboardInterrupt:
         raise Interrupted(
             f"interrupted after round {len(rounds)}",
@@ -138,10 +146,40 @@ def drive(
         ) from None
 
 
+def _served(
+    server: Server[T], exchange: Exchange, store: Store | None, rounds: list[Round],
+    finished: Callable[[], None],
+) -> T:  # fmt: skip
+    """Carry requests until the server is done; ``rounds`` grows, and ``finished`` is called after each."""
+    request = next(server)
+    while True:
+        sums = _asked(request, exchange, store, len(rounds) + 1)
+        size = sum(np.asarray(a).nbytes for a in request.values())
+        rounds.append(Round(kinds(sums), size, sum(a.nbytes for a in sums.values())))
+        try:
+            request = server.send(sums)
+        except StopIteration as end:
+            finished()
+            return end.value
+        finished()
+
+
+def _stored_rounds(store: Store | None) -> int:
+    """Rounds in a row that a checkpoint holds."""
+    number = 0
+    while store is not None and _round_file(store, number + 1).exists():
+        number += 1
+    return number
+
+
+def _round_file(store: Store, number: int) -> Path:
+    return Path(store.path) / f"round-{number:04d}.npz"
+
+
 def _asked(request: Request, exchange: Exchange, store: Store | None, number: int) -> Answer:
     if store is None:
         return exchange.ask(request)
-    path = Path(store.path) / f"round-{number:04d}.npz"
+    path = _round_file(store, number)
     probe = _probe(request)
     if path.exists():
         saved = unpack(path)

@@ -92,7 +92,7 @@ def _regression(
     prior_scale: float,
     loglikelihood_fn: Callable[[Any, Any], Any],
     mean_fn: Callable[[Any], Any],
-    check_outcome: Callable[[np.ndarray], str],
+    check_outcome: Callable[[np.ndarray, bool], str],
     simulate_fn: Callable[[Any, Any, Any], Any] | None,
     ratio: str | None,
     name: str,
@@ -102,7 +102,7 @@ def _regression(
     scale = _positive("prior-scale", prior_scale)
 
     def check_fn(data: FederatedData) -> None:
-        problem = check_outcome(_outcomes(data, names))
+        problem = check_outcome(_outcomes(data, names), not data.part)
         if problem:
             raise DataError(f"{name} regression: {problem}", hint="check the target column")
 
@@ -145,11 +145,11 @@ def logistic_regression(features: Features, *, prior_scale: float = 2.5) -> Mode
         logit = _linear_predictor(position, x)
         return y * logit - _softplus(logit)
 
-    def check_outcome(y):
+    def check_outcome(y, whole):
         values = np.unique(y)
         if not np.all(np.isin(values, (0, 1))):
             return f"outcomes must be 0 or 1; got {values[:5].tolist()}"
-        if len(values) < 2:
+        if whole and len(values) < 2:
             return f"all outcomes are {values[0]}; with one class only the effects are not identified"
         return ""
 
@@ -180,7 +180,7 @@ def poisson_regression(features: Features, *, prior_scale: float = 2.5) -> Model
         log_rate = _linear_predictor(position, x)
         return y * log_rate - jnp.exp(log_rate) - jax.scipy.special.gammaln(y + 1.0)
 
-    def check_outcome(y):
+    def check_outcome(y, whole):
         if np.any(y < 0) or np.any(y != np.floor(y)):
             bad = y[(y < 0) | (y != np.floor(y))]
             return f"outcomes must be counts 0, 1, 2, …; got {bad[0]}"
@@ -280,7 +280,7 @@ def _check_classes(num_classes: int, names: Sequence[str]) -> Callable[[Federate
                 f"labels must be whole numbers 0 to {num_classes - 1}; got {np.min(y)} to {np.max(y)}",
                 hint="recode the target, or change num-classes",
             )
-        if len(np.unique(y)) < 2:
+        if not data.part and len(np.unique(y)) < 2:
             raise DataError(f"all labels are {y[0]}; a classifier needs at least two classes")
 
     return check_fn

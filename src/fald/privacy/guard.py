@@ -41,6 +41,9 @@ class Protection:
         ``clip_norm`` and without declared feature bounds.
     method
         Accountant, ``"pld"`` or ``"rdp"``.
+    view
+        What is seen of uploads: ``"server"``, each of them; ``"summed"``, only sums over sites, where a
+        secure sum carries them.
 
     Examples
     --------
@@ -53,6 +56,7 @@ class Protection:
     client_noise: Literal["entropy", "seeded"] = "entropy"
     sensitivity: float | None = None
     method: Literal["pld", "rdp"] = "pld"
+    view: Literal["server", "summed"] = "server"
 
     def __post_init__(self) -> None:
         if self.client_noise not in ("entropy", "seeded"):
@@ -134,7 +138,7 @@ class Guard:
         if stated is None:
             stated = bounded_sensitivity(problem.model, problem.data)
         settings = settings_of_run(problem, num_rounds, stated, lost_rounds)
-        self.ledger = Ledger(settings, delta=protection.delta, method=protection.method)
+        self.ledger = Ledger(settings, delta=protection.delta, method=protection.method, view=protection.view)
         self.num_rounds = num_rounds
         self.rounds_begun = 0
         self._readings: dict[int, float] = {}

@@ -109,6 +109,11 @@ class Method(Protocol):
         """Rounds at the start that make no draws; the warm-up must cover them."""
         ...
 
+    @property
+    def sums(self) -> bool:
+        """Whether the server's part needs only Σ_c w_c β^c of the uploads, which a secure sum can carry."""
+        ...
+
     def traced(self) -> dict[str, Any]:
         """Numbers given to the functions below as ``hyper``."""
         ...
@@ -204,6 +209,11 @@ class Peer:
     def preparation_rounds(self) -> int:
         """None."""
         return 0
+
+    @property
+    def sums(self) -> bool:
+        """No: uploads carry more than a position."""
+        return False
 
     @property
     def client_steps(self) -> bool:

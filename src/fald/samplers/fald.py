@@ -59,6 +59,11 @@ class FALD:
         """None."""
         return 0
 
+    @property
+    def sums(self) -> bool:
+        """Yes, unless a method derived from this one sends more."""
+        return type(self) is FALD
+
     def traced(self) -> dict[str, Any]:
         """K, τ, ρ and a constant η: changing them does not recompile."""
         numbers = {

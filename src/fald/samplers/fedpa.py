@@ -80,6 +80,11 @@ class FedPA(Peer):
         move = _shrunk_solve(samples, message - samples.mean(0), hyper["shrinkage"])
         return Upload(message - hyper["server_step"] * move, local.energy(message, 0)), memory
 
+    @property
+    def sums(self) -> bool:
+        """Yes: the server averages positions."""
+        return type(self) is FedPA
+
     def server_update(self, hyper, state: jax.Array, uploads: Upload, weights: jax.Array, server: Server):
         """The average of the proposed moves."""
         return average(uploads.position, weights)

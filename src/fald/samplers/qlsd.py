@@ -40,6 +40,11 @@ class QLSD(Peer):
         where = message - hyper["step_size"] * moved
         return Upload(where, local.energy(message, 0), spent=spent), memory
 
+    @property
+    def sums(self) -> bool:
+        """Yes: the server averages positions."""
+        return type(self) is QLSD
+
     def server_update(self, hyper, state: jax.Array, uploads: Upload, weights: jax.Array, server: Server):
         """The average of the clients' moves, and the noise."""
         noise = diffusion(server, state.shape[0], hyper["step_size"], hyper["temperature"])

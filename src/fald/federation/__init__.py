@@ -1,0 +1,1 @@
+"""One study across machines: messages, sites, and what carries the messages between them."""

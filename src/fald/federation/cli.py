@@ -1,0 +1,109 @@
+"""``fald federation``: thin wrappers over ``fald.federation.commands``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fald.errors import ExitCode
+from fald.federation import commands
+
+app = typer.Typer(
+    name="federation",
+    help="One study across machines: make a federation, serve it, join it, look at it.",
+    no_args_is_help=True,
+    suggest_commands=False,
+)
+
+Folder = Annotated[Path, typer.Argument(metavar="NAME", help="Folder of the federation.", show_default=False)]
+
+
+@app.command()
+def init(
+    name: Annotated[
+        Path, typer.Argument(help="Folder to make; its name is the federation's.", show_default=False)
+    ],
+    sites: Annotated[str, typer.Option(help="Names of the sites, a,b,c.", show_default=False)],
+    host: Annotated[
+        str, typer.Option(help="Name or address at which sites reach the coordinator.", show_default=False)
+    ],
+    port: Annotated[int, typer.Option(help="Port of the server.")] = commands.PORT,
+) -> None:
+    """Make a federation: a certificate authority, the server, and a kit for every site.
+
+    Example: fald federation init trial --sites north,south,west --host fald.example.org
+    """
+    print(commands.init(name, sites, host, port))
+
+
+@app.command()
+def serve(name: Folder) -> None:
+    """Run the server of a federation, until Ctrl-C.
+
+    Example: fald federation serve trial
+    """
+    commands.serve(name, _say)
+
+
+@app.command()
+def join(
+    kit: Annotated[Path, typer.Argument(help="The site's folder, from the coordinator.", show_default=False)],
+    data: Annotated[Path, typer.Option(help="The site's table, CSV or Parquet.", show_default=False)],
+    policy: Annotated[
+        Path | None, typer.Option(help="What the site allows (TOML).", show_default=False)
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="Folder for keys, ledger and log (default: KIT/site).", show_default=False),
+    ] = None,
+) -> None:
+    """Take part in a federation with a table of rows, which stay here, until Ctrl-C.
+
+    Example: fald federation join north --data patients.csv --policy policy.toml
+    """
+    commands.join(kit, data, policy, state, _say)
+
+
+@app.command()
+def approve(
+    name: Folder,
+    request: Annotated[Path, typer.Argument(help="request.json that a site has sent.", show_default=False)],
+    again: Annotated[bool, typer.Option("--again", help="The site has lost its earlier keys.")] = False,
+) -> None:
+    """Give a site the certificate that it asks for.
+
+    Example: fald federation approve trial request.json
+    """
+    print(commands.approve(name, request, again))
+
+
+@app.command()
+def status(
+    name: Folder,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> None:
+    """Show sites, when they were last heard of, and the last run; exit code 7 without a server.
+
+    Example: fald federation status trial
+    """
+    document = commands.status(name)
+    print(json.dumps(document, indent=1) if as_json else commands.status_text(document))
+    if not document["reached"]:
+        raise typer.Exit(int(ExitCode.FEDERATION))
+
+
+@app.command()
+def stop(name: Folder) -> None:
+    """Stop the run that is going on; 'fald run --resume' continues it.
+
+    Example: fald federation stop trial
+    """
+    print(commands.stop(name))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

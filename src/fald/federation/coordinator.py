@@ -1,0 +1,346 @@
+"""The coordinator's side: open a study at all sites, ask rounds, check what comes back.
+
+It knows no engine; a ``Link`` carries the messages. Replies are checked before they are used: the right
+session, round and attempt, shapes, types, finite numbers within bounds. A site that breaks a rule is named.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fald.data import FederatedData
+from fald.errors import ConfigError, FederationError, PolicyError
+from fald.federation import wire
+from fald.federation.link import Arrival, Link
+from fald.federation.secure import FEWEST_SITES, unmask_sum
+from fald.federation.site import PROTOCOL
+from fald.samplers.base import Method
+from fald.samplers.fsgld import FSGLD, Surrogates
+from fald.study import FederationSection, Study
+from fald.version import __version__
+
+Array = NDArray[Any]
+
+_SPARE_BYTES = 1 << 16
+_OPENING = 300.0  # seconds for reading tables and compiling, once
+_LARGEST = 1e12  # numbers of an upload beyond this are not parameters of anything
+
+
+class Replies(NamedTuple):
+    """What one round brought.
+
+    Attributes
+    ----------
+    arrays
+        Arrays of each site that answered, in the order of the sites.
+    status
+        By site: seconds, and how it answered.
+    """
+
+    arrays: dict[str, dict[str, Array]]
+    status: dict[str, dict[str, Any]]
+
+
+class Federation:
+    """A study that is open at all sites of a federation.
+
+    Parameters
+    ----------
+    link
+        What carries the messages.
+    study
+        The study; its ``[federation]`` section says how to treat silent sites.
+    run
+        Name of the run, 16 hexadecimal digits, the same when it is resumed.
+    tell
+        Called with a line of news.
+
+    Attributes
+    ----------
+    data
+        Names, sizes and columns of the sites; the rows stay where they are.
+    secure
+        Whether uploads that are sums go through the secure sum.
+    """
+
+    def __init__(self, link: Link, study: Study, run: str, tell: Callable[[str], None] = lambda line: None):
+        self.link, self.study, self.run = link, study, run
+        self.options: FederationSection = study.federation
+        self.session = secrets.token_hex(8)
+        self._tell = tell
+        self._status: dict[str, dict[str, Any]] = {}
+        self.dropouts: list[dict[str, Any]] = []
+        self.names = sorted(link.names)
+        self.secure = self._choose_secure()
+        self.identities = self._greet()
+        opened = self._open()
+        self.data = _described(opened, study)
+        parts = [[m.arrays[key][0] for m in opened.values()] for key in Surrogates._fields if self._fsgld]
+        self.surrogates = Surrogates(*map(np.stack, parts)) if parts else None
+        self.hellos = {name: m.values["hello"] for name, m in opened.items()}
+        self.sizes = [int(n) for n in self.data.sizes]
+
+    @property
+    def _fsgld(self) -> bool:
+        return self.study.sampler is not None and self.study.sampler.method == "fsgld"
+
+    def prepared(self, method: Method) -> Method:
+        """A method with what the sites told of themselves beforehand."""
+        return replace(method, surrogates=self.surrogates) if isinstance(method, FSGLD) else method
+
+    def _choose_secure(self) -> bool:
+        asked, few = self.options.secure_sum, len(self.names) < FEWEST_SITES
+        sampler = self.study.sampler
+        sums = sampler is None or sampler.build_method().sums
+        partial = sampler is not None and sampler.participation != "full"
+        arrival = self.options.first_replies is not None or self.options.dropout == "reweight"
+        obstacles = {
+            f"a secure sum needs {FEWEST_SITES} sites; the federation has {len(self.names)}": few,
+            "the uploads of this method are more than sums": not sums,
+            "not all sites take part in every round": partial or arrival,
+        }
+        found = next((why for why, holds in obstacles.items() if holds), "")
+        if asked and found:
+            raise ConfigError(f"secure-sum cannot be used: {found}", hint="leave it out of [federation]")
+        self.why_not_secure = found or ("secure-sum = false in the study" if asked is False else "")
+        return asked is not False and not found
+
+    def _greet(self) -> dict[str, str]:
+        arrivals = self.link.send(dict.fromkeys(self.names, wire.pack("hello")), timeout=self.options.timeout)
+        identities = {}
+        for name, arrival in arrivals.items():
+            message = self._read(name, arrival, wire.MOST_BYTES)
+            v = message.values
+            if v.get("site") != name:
+                raise FederationError(f"site {name!r} answers under the name {v.get('site')!r}")
+            if v.get("version") != __version__ or v.get("protocol") != PROTOCOL:
+                raise FederationError(
+                    f"site {name!r} has fald {v.get('version')}; here it is {__version__}",
+                    hint="install the same version everywhere",
+                )
+            identities[name] = str(v.get("identity"))
+        return identities
+
+    def _open(self) -> dict[str, wire.Message]:
+        tree = self.study.as_settings()
+        tree["data"] = {k: v for k, v in tree["data"].items() if k not in ("file", "files", "site")}
+        tree = {k: v for k, v in tree.items() if k not in ("folder", "federation")}
+        values = {"version": __version__, "study": tree, "secure": self.secure, **self._ids()}
+        message = wire.pack("open", values)
+        arrivals = self.link.send(dict.fromkeys(self.names, message), timeout=_OPENING)
+        opened = {name: self._read(name, arrival, wire.MOST_BYTES) for name, arrival in arrivals.items()}
+        for name, m in opened.items():
+            self._same(name, m, {})
+            if not (type(m.values.get("rows")) is int and m.values["rows"] > 0):
+                raise FederationError(f"site {name!r} gives no number of rows")
+        return opened
+
+    def begin(self, arrays: Mapping[str, Array] | None = None) -> None:
+        """Tell all sites of each other; ``arrays`` are what a method needs at the start."""
+        values = {
+            "names": self.names,
+            "sizes": self.sizes,
+            "hellos": self.hellos if self.secure else None,
+            "identities": self.identities,
+            **self._ids(),
+        }
+        message = wire.pack("begin", values, arrays)
+        arrivals = self.link.send(dict.fromkeys(self.names, message), timeout=_OPENING)
+        for name, arrival in arrivals.items():
+            self._same(name, self._read(name, arrival, _SPARE_BYTES), {})
+
+    def end(self) -> None:
+        """Let the sites forget the keys of the run; a site that is gone keeps them until the next one."""
+        self.link.send(dict.fromkeys(self.names, wire.pack("end", self._ids())), timeout=10.0)
+
+    def replies(self) -> dict[str, dict[str, Any]]:
+        """How the sites answered in the latest round."""
+        return self._status
+
+    def ask(
+        self,
+        kind: str,
+        number: int,
+        values: Mapping[str, Any],
+        arrays: Mapping[str, Array],
+        *,
+        among: Sequence[str] | None = None,
+        expect: Callable[[dict[str, Array]], None],
+        most: int,
+    ) -> Replies:
+        """Ask a round, with the time-outs, retries and cut-offs of the study.
+
+        Parameters
+        ----------
+        kind, number, values, arrays
+            The task; every site gets the same bytes.
+        among
+            Sites to ask; default: all.
+        expect
+            Raises ``FederationError`` if a reply's arrays are not what was asked for.
+        most
+            Bytes that a reply may have, a little more is let through.
+        """
+        names = self.names if among is None else sorted(among)
+        arrived: dict[str, dict[str, Array]] = {}
+        self._status = {}
+        for attempt in range(1, self._attempts() + 1):
+            missing = names if self.secure else [n for n in names if n not in arrived]
+            if self.secure:
+                arrived = {}
+            told = {"round": number, "attempt": attempt, **self._ids(), **values}
+            message = wire.pack(kind, told, arrays)
+            enough = None if self.options.first_replies is None else self.options.first_replies
+            found = self.link.send(
+                dict.fromkeys(missing, message), timeout=self.options.timeout, enough=enough
+            )
+            for name, arrival in found.items():
+                self._status[name] = {"seconds": arrival.seconds, "status": arrival.problem or "answered"}
+                if arrival.content is None:
+                    continue
+                reply = self._read(name, arrival, most + _SPARE_BYTES)
+                self._same(name, reply, {"round": number, "attempt": attempt})
+                self._checked(name, reply.arrays, expect)
+                arrived[name] = reply.arrays
+            if len(arrived) == len(names) or self._enough(len(arrived)):
+                break
+            self._tell(f"round {number}: waiting for {', '.join(n for n in names if n not in arrived)}")
+        silent = [n for n in names if n not in arrived]
+        if silent:
+            self.dropouts.append({"round": number, "silent": silent})
+            if not self._enough(len(arrived)):
+                raise FederationError(
+                    f"no answer from {', '.join(map(repr, silent))} in round {number}",
+                    hint="when the site is back: fald run --resume; or set dropout in [federation]",
+                )
+        return Replies({name: arrived[name] for name in sorted(arrived)}, dict(self._status))
+
+    @property
+    def arrival_based(self) -> bool:
+        """Whether who takes part depends on who answers in time."""
+        return self.options.first_replies is not None or self.options.dropout == "reweight"
+
+    @property
+    def minimum(self) -> int:
+        """Replies without which a round fails."""
+        o = self.options
+        if not self.arrival_based:
+            return len(self.names)
+        return min(
+            o.minimum_replies or o.first_replies or max(1, (len(self.names) + 1) // 2), len(self.names)
+        )
+
+    def _enough(self, count: int) -> bool:
+        return self.arrival_based and count >= self.minimum
+
+    def _attempts(self) -> int:
+        return 1 if self.options.dropout == "fail" else 1 + self.options.retries
+
+    def _ids(self) -> dict[str, str]:
+        return {"run": self.run, "session": self.session}
+
+    def _read(self, name: str, arrival: Arrival, most: int) -> wire.Message:
+        if arrival.content is None:
+            raise FederationError(
+                f"no answer from site {name!r} ({arrival.problem or 'late'})",
+                hint="is it running? 'fald federation status' shows who is there",
+            )
+        try:
+            message = wire.unpack(arrival.content, most)
+        except FederationError as error:
+            raise FederationError(f"site {name!r}: {error.message}", hint=error.hint) from None
+        if message.kind == "refusal":
+            kind = PolicyError if message.values.get("error") == "PolicyError" else FederationError
+            raise kind(f"site {name!r} refuses: {_text(message, 'message')}", hint=_text(message, "hint"))
+        if message.kind != "reply":
+            raise FederationError(f"site {name!r} sent no reply but {message.kind!r}")
+        return message
+
+    def _same(self, name: str, message: wire.Message, wanted: Mapping[str, Any]) -> None:
+        for key, value in {"site": name, **self._ids(), **wanted}.items():
+            if message.values.get(key) != value:
+                raise FederationError(
+                    f"site {name!r} sent a stale or foreign reply ({key} is not that of the request)"
+                )
+
+    def _checked(
+        self, name: str, arrays: dict[str, Array], expect: Callable[[dict[str, Array]], None]
+    ) -> None:
+        try:
+            expect(arrays)
+        except FederationError as error:
+            raise FederationError(f"site {name!r}: {error.message}", hint=error.hint) from None
+
+    def about(self) -> dict[str, Any]:
+        """What a result says of its federation."""
+        return {
+            "run": self.run,
+            "sites": self.names,
+            "sizes": self.sizes,
+            "secure_sum": self.secure,
+            "why_not": self.why_not_secure,
+            "seen": "sums over sites only" if self.secure else "the upload of every single site",
+            "arrival_based": self.arrival_based,
+            "dropouts": self.dropouts,
+        }
+
+
+def check_finite(arrays: Mapping[str, Array], places: Sequence[str]) -> None:
+    """Refuse numbers that no honest upload has."""
+    for name in places:
+        a = arrays[name]
+        if a.dtype.kind == "f" and not np.all(np.abs(a) < _LARGEST):
+            raise FederationError(
+                f"its upload has numbers that are not finite or beyond {_LARGEST:g}",
+                hint="a smaller step-size, if its chain diverged; otherwise ask the site",
+            )
+
+
+def check_arrays(arrays: Mapping[str, Array], wanted: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:
+    """Refuse arrays of other names, shapes or types than those wanted."""
+    found = {name: (a.shape, a.dtype) for name, a in arrays.items()}
+    expected = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in wanted.items()}
+    if found != expected:
+        raise FederationError("its reply does not have the shapes that were asked for")
+
+
+def masked_sum(replies: Replies) -> Array:
+    """The sum of masked uploads."""
+    return unmask_sum([arrays["masked"] for arrays in replies.arrays.values()])
+
+
+def _text(message: wire.Message, key: str) -> str:
+    return " ".join(str(message.values.get(key, "")).split())[:500]
+
+
+def _described(opened: Mapping[str, wire.Message], study: Study) -> FederatedData:
+    """Names, sizes and columns of the sites as data whose rows are elsewhere."""
+    names = sorted(opened)
+    features = {name: tuple(opened[name].values.get("features", ())) for name in names}
+    shapes = {
+        name: [(a.shape[1:], a.dtype) for key, a in sorted(opened[name].arrays.items()) if key[:4] == "row_"]
+        for name in names
+    }
+    for name in names[1:]:
+        if features[name] != features[names[0]] or shapes[name] != shapes[names[0]]:
+            raise FederationError(
+                f"the columns of site {name!r} are not those of site {names[0]!r}",
+                hint="declare categories and scaling in the study, so that all sites encode alike",
+            )
+    parts = tuple(np.zeros((1, *shape), dtype) for shape, dtype in shapes[names[0]])
+    one = FederatedData(
+        parts[0] if len(parts) == 1 else parts,
+        np.array([0, 1]),
+        (names[0],),
+        features[names[0]],
+        study.data.target,
+    )
+    if study.data.bounds is not None:
+        one = one.bounded(*study.data.bounds)
+    return one.elsewhere(names, [opened[name].values["rows"] for name in names])

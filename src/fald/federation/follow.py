@@ -1,0 +1,158 @@
+"""``fald run --federation``: submit a run to its federation, follow it, and bring back its end.
+
+The run itself goes on at the coordinator's server, whoever watches. What it does is read from the files it
+writes: ``rounds.jsonl`` as it goes, ``outcome.json`` at its end.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fald import journal
+from fald.commands import check_folder, open_run
+from fald.console import Progress
+from fald.errors import ConfigError, ExitCode, FaldError, FederationError, Interrupted, StorageError
+from fald.federation.folder import SETTINGS
+from fald.federation.run import OUTCOME
+from fald.study import Study
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_ADAPTERS = {"nvflare": "fald.federation.nvflare.jobs", "flower": "fald.federation.flower.submit"}
+_LOOK = 0.2  # seconds between looks at the files
+_ASK = 5.0  # seconds between questions to the engine
+_OPENING = 330.0  # seconds a run may take before its first line
+_SPARE = 60.0
+
+
+def run_on(study: Study, federation: Path, out: Path, *, resume: bool, progress: bool) -> xr.DataTree:
+    """Run a study on a federation and return its result.
+
+    Parameters
+    ----------
+    study
+        The study; what it says of files is not used.
+    federation
+        Folder of the federation.
+    out
+        Folder for the files of the run.
+    resume
+        Go on with the run in that folder.
+    progress
+        Report on standard error.
+
+    Raises
+    ------
+    FaldError
+        The error that ended the run, with its exit code.
+    Interrupted
+        On Ctrl-C; the job is stopped, and what it had saved is kept.
+    """
+    adapter = _adapter(federation)
+    out = out.resolve()
+    check_folder(out, resume)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / OUTCOME).unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot write to {out}: {error.strerror}", hint="choose another --out") from error
+    job = {"study": study.as_settings(), "out": str(out), "resume": resume}
+    handle = adapter.submit(federation, job)
+    try:
+        outcome = _follow(adapter, federation, handle, study, out, progress)
+    except KeyboardInterrupt:
+        adapter.abort(federation, handle)
+        raise Interrupted(
+            "interrupted; the job was stopped", hint="what it saved is kept: go on with --resume"
+        ) from None
+    if outcome["status"] != "done":
+        raise _as_error(outcome)
+    return open_run(out)[1]
+
+
+def _adapter(federation: Path) -> Any:
+    path = federation / SETTINGS
+    try:
+        engine = tomllib.loads(path.read_text(encoding="utf-8")).get("engine")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{federation} is not the folder of a federation",
+            hint="make one with: fald federation init NAME --sites a,b,c --host HOST",
+        ) from error
+    if engine not in _ADAPTERS:
+        raise ConfigError(f"{path}: engine must be {' or '.join(_ADAPTERS)}; got {engine!r}")
+    return importlib.import_module(_ADAPTERS[engine])
+
+
+def _follow(
+    adapter: Any, federation: Path, handle: str, study: Study, out: Path, progress: bool
+) -> dict[str, Any]:
+    """Show how the run goes until it has ended, or stops moving."""
+    options = study.federation
+    patience = options.timeout * (1 + options.retries) + _SPARE
+    total = None if study.sampler is None else study.sampler.num_rounds
+    seen = time.time() - 1  # lines of an earlier part of a resumed run are no news
+    began = moved = asked = time.monotonic()
+    with Progress(total or 1, 0, progress and total is not None, "energy") as display:
+        while True:
+            if (out / OUTCOME).exists():
+                return json.loads((out / OUTCOME).read_text())
+            news = _news(out, seen)
+            now = time.monotonic()
+            for line in news:
+                seen, moved = line["time"], now
+                if total is not None:
+                    display.update(int(line["round"]), float(line.get("energy") or float("nan")))
+                elif progress:
+                    print(_told(line), file=sys.stderr, flush=True)
+            limit = patience if moved > began else _OPENING + patience
+            if now - asked > _ASK:
+                asked = now
+                state = adapter.job_state(federation, handle)
+                if state in ("done", "failed", "aborted"):
+                    time.sleep(1.0)  # the outcome is written just before the job ends
+                    if not (out / OUTCOME).exists():
+                        raise FederationError(
+                            f"the job ended as {state!r} without a result: a site's worker or the loop died",
+                            hint="go on from what was saved with --resume, once all sites are back",
+                        )
+            if now - moved > limit:
+                adapter.abort(federation, handle)
+                raise FederationError(
+                    f"the run has not moved for {limit:.0f} s; the job was stopped",
+                    hint="when server and sites are up (fald federation status): go on with --resume",
+                )
+            time.sleep(_LOOK)
+
+
+def _news(out: Path, since: float) -> list[dict[str, Any]]:
+    try:
+        lines = journal.read(out)
+    except StorageError:
+        return []
+    return [
+        line for line in lines if line.get("round") and line.get("time", 0) > since and "event" not in line
+    ]
+
+
+def _told(line: dict[str, Any]) -> str:
+    sites = line.get("sites") or {}
+    slowest = max(sites, key=lambda s: sites[s]["seconds"] or 0, default="")
+    ending = f", slowest site {slowest} ({sites[slowest]['seconds']:.1f} s)" if slowest else ""
+    draws = f", {line['draws']:,} draws" if line.get("draws") else ""
+    return f"round {line['round']}{draws}{ending}"
+
+
+def _as_error(outcome: dict[str, Any]) -> FaldError:
+    """The error that ended the run elsewhere, with its exit code."""
+    kind = Interrupted if outcome["status"] == "interrupted" else FaldError
+    error = kind(str(outcome.get("message", "the run failed")), hint=str(outcome.get("hint", "")))
+    error.exit_code = ExitCode(outcome.get("exit_code", ExitCode.FEDERATION))
+    return error

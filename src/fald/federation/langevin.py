@@ -1,0 +1,193 @@
+"""A site's part of a round of FA-LD or one of its peers: all chains of one message together."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from fald.checkpoint import pack, unpack, write_atomically
+from fald.client import Rows, local, whole_client
+from fald.data import FederatedData
+from fald.engines.inprocess import _as_device as as_device
+from fald.errors import FederationError
+from fald.keys import chain_key
+from fald.models.base import Model
+from fald.samplers.base import Method, Upload
+from fald.types import PyTree, float_dtype
+
+Array = NDArray[Any]
+
+
+class Task(NamedTuple):
+    """What a round asks of a site.
+
+    Attributes
+    ----------
+    round
+        Index of the round.
+    weight
+        (chains,) weight of this site's upload in each chain; zero where it does not take part.
+    leaves
+        Leaves of the broadcast, chains in front.
+    saved
+        Round that the coordinator has saved: memory of earlier rounds is no longer needed.
+    """
+
+    round: int
+    weight: Array
+    leaves: list[Array]
+    saved: int
+
+
+class LangevinSite:
+    """One site's rows, ready for rounds.
+
+    Parameters
+    ----------
+    model, method, scheme
+        What the study says.
+    rows
+        This site's rows.
+    client, sizes
+        Place of this site among all, and everybody's rows.
+    roots
+        Key that anybody may know, and that of what only this site may know.
+    start
+        (chains, dim) positions at which the chains start.
+    folder
+        Where the state that a method keeps between rounds is saved.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        method: Method,
+        scheme: str,
+        rows: FederatedData,
+        client: int,
+        sizes: list[int],
+        roots: tuple[Array, Array],
+        start: Array,
+        folder: Path,
+    ):
+        self._method, self._folder = method, folder
+        self._roots = tuple(jnp.asarray(root, jnp.uint32) for root in roots)
+        self._rows = Rows(
+            jax.tree.map(as_device, rows.rows),
+            jnp.asarray(0, jnp.int32),
+            jnp.asarray(sizes[client], jnp.int32),
+            jnp.asarray(sum(sizes), jnp.int32),
+        )
+        self._client = jnp.asarray(client, jnp.int32)
+        self._run = _compile(
+            model, method.skeleton(), scheme, sizes[client], len(sizes), len(start), str(float_dtype())
+        )
+        positions = jnp.asarray(start, float_dtype())
+        server = jax.eval_shape(jax.vmap(method.init_server), positions)
+        self._message = jax.eval_shape(jax.vmap(method.broadcast), server)
+        self._chains = len(start)
+        self._start = jax.vmap(method.init_client)(positions)
+        self._memory: tuple[int, PyTree] | None = None
+
+    def answer(self, task: Task) -> Upload:
+        """Work of one round: the upload, chains in front."""
+        message = self._read(task)
+        memory = self._recall(task)
+        upload, memory = self._run(
+            self._rows,
+            self._method.traced(),
+            self._roots,
+            self._client,
+            jnp.asarray(task.round, jnp.int32),
+            jnp.asarray(task.weight, float_dtype()),
+            message,
+            memory,
+        )
+        self._keep(task, memory)
+        return jax.tree.map(np.asarray, upload)
+
+    def _read(self, task: Task) -> PyTree:
+        expected, structure = jax.tree.flatten(self._message)
+        shapes = [(leaf.shape, leaf.dtype) for leaf in expected]
+        if [(a.shape, a.dtype) for a in task.leaves] != shapes or task.weight.shape != (self._chains,):
+            raise FederationError(
+                "the coordinator's message does not fit the study",
+                hint="the same version of fald is needed at all sites",
+            )
+        return jax.tree.unflatten(structure, [jnp.asarray(a) for a in task.leaves])
+
+    def _recall(self, task: Task) -> PyTree:
+        """Memory as it was before the round."""
+        if self._memory is not None and self._memory[0] <= task.round:
+            return self._memory[1]
+        leaves, structure = jax.tree.flatten(self._start)
+        found = [r for r in self._saved() if r <= task.round] if leaves else []
+        if not found:
+            return self._start
+        arrays = unpack(self._path(found[-1]))
+        return jax.tree.unflatten(structure, [jnp.asarray(arrays[f"leaf_{i}"]) for i in range(len(leaves))])
+
+    def _keep(self, task: Task, memory: PyTree) -> None:
+        self._memory = (task.round + 1, memory)
+        leaves = jax.tree.leaves(memory)
+        if not leaves:
+            return
+        arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
+        write_atomically(self._path(task.round + 1), pack(arrays))
+        saved = self._saved()
+        needed = max([r for r in saved if r <= task.saved], default=0)
+        for r in saved:
+            if r < needed or r > task.round + 1:
+                self._path(r).unlink(missing_ok=True)
+
+    def _saved(self) -> list[int]:
+        return sorted(int(p.stem.partition("-")[2]) for p in self._folder.glob("memory-*.npz"))
+
+    def _path(self, round_number: int) -> Path:
+        return self._folder / f"memory-{round_number:09d}.npz"
+
+
+@functools.lru_cache(maxsize=32)
+def _compile(
+    model: Model, method: Method, scheme: str, size: int, num_clients: int, num_chains: int, dtype: str
+):
+    def run(rows: Rows, hyper, roots, client, round_index, weight, message, memory):
+        public, secret = (jax.vmap(chain_key, (None, 0))(root, jnp.arange(num_chains)) for root in roots)
+
+        def all_rows():
+            return whole_client(rows, size, True)
+
+        whole = None if method.batch_size is not None else all_rows()
+
+        def update(public, secret, weight, message, memory):
+            view = local(
+                model,
+                rows,
+                public,
+                secret,
+                client,
+                weight,
+                round_index,
+                hyper["local_steps"],
+                method.batch_size,
+                whole,
+                hyper.get("clip_norm"),
+                all_rows_fn=all_rows,
+                num_clients=num_clients,
+                scheme=scheme,
+            )
+            upload, changed = method.client_update(hyper, view, message, memory)
+            # nothing leaves, and nothing changes, in chains that did not draw this site
+            drawn = weight > 0
+            upload = jax.tree.map(lambda leaf: jnp.where(drawn, leaf, jnp.zeros_like(leaf)), upload)
+            return upload, jax.tree.map(lambda new, old: jnp.where(drawn, new, old), changed, memory)
+
+        return jax.vmap(update)(public, secret, weight, message, memory)
+
+    return jax.jit(run)

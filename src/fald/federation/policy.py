@@ -1,0 +1,278 @@
+"""What a site allows: its own file, which the coordinator cannot change.
+
+A site checks a study against its policy before anything about its rows leaves, and accepts or refuses the
+whole of it. A refusal names what was asked and the key of the policy; it never contains a value of the data.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fald.errors import ConfigError, PolicyError
+from fald.samplers import METHODS
+from fald.study import FitSection, ModelSection
+
+FEW_ROWS = 5
+FAMILIES: tuple[str, ...] = get_args(ModelSection.model_fields["family"].annotation)
+CURVATURE_METHODS = ("fsgld", "consensus", "consensus-parametric", "laplace")
+FEW_ROUND_METHODS: tuple[str, ...] = get_args(FitSection.model_fields["method"].annotation)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a study asks of one site.
+
+    Attributes
+    ----------
+    columns
+        Columns of the site's table that it reads.
+    family
+        Family of the model.
+    method
+        Name of the method; ``"auto"`` where a few-round method is chosen as the study goes.
+    few_round
+        Whether it is a few-round method, which asks for sums over rows at chosen parameters.
+    curvature
+        Whether second derivatives over the site's rows leave the site.
+    secure_sum
+        Whether all uploads go through a secure sum.
+    rounds, chains
+        The most rounds it may take, and the chains that advance in each.
+    rows
+        Rows of this site. Used at the site only.
+    dim
+        Number of parameters of the model.
+    epsilon, delta
+        The most that the whole study may spend of the privacy of this site's records; None where it sets no
+        limit, or has no privacy.
+    """
+
+    columns: tuple[str, ...]
+    family: str
+    method: str
+    few_round: bool
+    curvature: bool
+    secure_sum: bool
+    rounds: int
+    chains: int
+    rows: int
+    dim: int = 0
+    epsilon: float | None = None
+    delta: float | None = None
+
+    @property
+    def private(self) -> bool:
+        """Whether it promises this site's records differential privacy with a limit."""
+        return self.epsilon is not None and self.delta is not None and math.isfinite(self.epsilon)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=lambda name: name.replace("_", "-"),
+        populate_by_name=False,
+        extra="forbid",
+        frozen=True,
+    )
+
+
+class PrivacyPolicy(_Section):
+    """Differential privacy that the site insists on."""
+
+    required: bool = False
+    max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _budget_requires(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "max-epsilon" in values:
+            if values.get("required") is False:
+                raise ValueError("'max-epsilon' is no budget while studies without privacy are allowed")
+            return {"required": True, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _together(self):
+        if self.max_epsilon is not None and self.delta is None:
+            raise ValueError("'max-epsilon' needs 'delta', at which it holds")
+        return self
+
+
+class Policy(_Section):
+    """A site's policy. Every key may be left out; without a file all are.
+
+    Examples
+    --------
+    >>> policy = make_policy({"allowed-models": ["logistic"], "max-rounds": 100})
+    >>> asked = Proposal(columns=("y", "x"), family="linear", method="fa-ld", few_round=False,
+    ...                  curvature=False, secure_sum=True, rounds=5000, chains=4, rows=50, dim=2)
+    >>> policy.check(asked)
+    Traceback (most recent call last):
+        ...
+    fald.errors.PolicyError: the site refuses the study: the model 'linear' (allowed-models);
+    5000 rounds, more than 100 (max-rounds)
+      hint: change the study, or ask the site to change its policy
+    """
+
+    allowed_columns: list[str] | None = None
+    allowed_models: list[str] | None = None
+    allowed_methods: list[str] | None = None
+    minimum_rows: Annotated[int, Field(ge=1)] = 1
+    curvature: bool = True
+    unsummed: bool = True
+    max_rounds: Annotated[int, Field(ge=1)] | None = None
+    max_chains: Annotated[int, Field(ge=1)] | None = None
+    privacy: PrivacyPolicy = Field(default_factory=PrivacyPolicy)
+
+    @field_validator("allowed_models", "allowed_methods")
+    @classmethod
+    def _known_names(cls, names: list[str] | None, info: Any) -> list[str] | None:
+        known = FAMILIES if info.field_name == "allowed_models" else (*FEW_ROUND_METHODS, *METHODS)
+        for name in names or []:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                raise ValueError(
+                    f"{name!r} is not known" + (f"; did you mean {near[0]!r}?" if near else f": {known}")
+                )
+        return names
+
+    def check(self, task: Proposal) -> None:
+        """Refuse a study that the policy does not allow.
+
+        Parameters
+        ----------
+        task
+            What the study asks.
+
+        Raises
+        ------
+        PolicyError
+            With everything that is refused, each with the key of the policy that says so.
+        """
+        refused = [*self._refused_study(task), *self._refused_uploads(task), *self._refused_privacy(task)]
+        if refused:
+            raise PolicyError(
+                "the site refuses the study: " + "; ".join(refused),
+                hint="change the study, or ask the site to change its policy",
+            )
+
+    def warnings(self, task: Proposal) -> list[str]:
+        """What the people at the site should know before they take part."""
+        if task.secure_sum or task.private or task.rows > max(task.dim, FEW_ROWS):
+            return []
+        return [
+            f"this site has at most {max(task.dim, FEW_ROWS)} rows for {task.dim} parameters: what it sends "
+            "can reveal single rows. A secure sum (three sites or more) or a [privacy] section in the study "
+            "hides them; 'minimum-rows' or 'unsummed = false' in the site's policy refuses such studies"
+        ]
+
+    def _refused_study(self, task: Proposal) -> list[str]:
+        found = []
+        if self.allowed_columns is not None:
+            odd = sorted(set(task.columns) - set(self.allowed_columns))
+            if odd:
+                word = "column" if len(odd) == 1 else "columns"
+                found.append(f"the {word} {', '.join(map(repr, odd))} (allowed-columns)")
+        if self.allowed_models is not None and task.family not in self.allowed_models:
+            found.append(f"the model {task.family!r} (allowed-models)")
+        if self.allowed_methods is not None and not self._allows_method(task.method):
+            found.append(f"the method {task.method!r} (allowed-methods)")
+        if self.max_rounds is not None and task.rounds > self.max_rounds:
+            found.append(f"{task.rounds} rounds, more than {self.max_rounds} (max-rounds)")
+        if self.max_chains is not None and task.chains > self.max_chains:
+            found.append(f"{task.chains} chains, more than {self.max_chains} (max-chains)")
+        return found
+
+    def _allows_method(self, method: str) -> bool:
+        allowed = set(self.allowed_methods or ())
+        if "auto" in allowed:
+            allowed |= set(FEW_ROUND_METHODS)
+        # "auto" may choose any of the others
+        return method in allowed or (method == "auto" and set(FEW_ROUND_METHODS) - {"auto"} <= allowed)
+
+    def _refused_uploads(self, task: Proposal) -> list[str]:
+        found = []
+        if task.rows < self.minimum_rows:
+            found.append("it has fewer rows than it wants to have to take part (minimum-rows)")
+        if (task.curvature or task.method in CURVATURE_METHODS) and not self.curvature:
+            found.append("second derivatives over its rows (curvature)")
+        if not task.secure_sum and not self.unsummed:
+            found.append("uploads that do not go through a secure sum (unsummed)")
+        return found
+
+    def _refused_privacy(self, task: Proposal) -> list[str]:
+        p = self.privacy
+        if task.epsilon is None or task.delta is None or not task.private:
+            what = "without differential privacy" if task.delta is None else "that sets no limit to its ε"
+            return [f"a study {what} (privacy.required)"] if p.required else []
+        found = []
+        if p.max_epsilon is not None and not task.epsilon <= p.max_epsilon:
+            found.append(f"ε = {task.epsilon:.4g}, more than {p.max_epsilon:g} (privacy.max-epsilon)")
+        if p.delta is not None and not task.delta <= p.delta:
+            found.append(f"δ = {task.delta:g}, more than {p.delta:g} (privacy.delta)")
+        return found
+
+
+def read_policy(path: str | Path | None) -> Policy:
+    """Read a site's policy; without a path, the one that allows what is not written down.
+
+    Parameters
+    ----------
+    path
+        The TOML file.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such file, or a key is unknown or out of its range: a site never goes on with a policy
+        that it cannot read.
+
+    Examples
+    --------
+    >>> read_policy(None).minimum_rows
+    1
+    """
+    if path is None:
+        return Policy()
+    path = Path(path)
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the policy {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    return make_policy(tree, str(path))
+
+
+def make_policy(tree: Mapping[str, Any], where: str = "policy") -> Policy:
+    """Check plain values and turn them into a ``Policy``."""
+    try:
+        return Policy.model_validate(tree)
+    except ValidationError as error:
+        raise _explain(error, where) from None
+
+
+def policy_keys() -> list[str]:
+    """All keys of a policy, with their section."""
+    own = [str(field.alias) for name, field in Policy.model_fields.items() if name != "privacy"]
+    return [*own, *[f"privacy.{field.alias}" for field in PrivacyPolicy.model_fields.values()]]
+
+
+def _explain(error: ValidationError, where: str) -> ConfigError:
+    first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, policy_keys(), 1, 0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "keys: " + ", ".join(policy_keys())
+        return ConfigError(f"unknown key {key!r} ({where})", hint=hint)
+    message = first["msg"].removeprefix("Value error, ")
+    got = "" if isinstance(first["input"], dict | list) else f"; got {first['input']!r}"
+    return ConfigError(f"{key}: {message[0].lower()}{message[1:]}{got} ({where})")

@@ -1,0 +1,417 @@
+"""A sum over sites of which the coordinator sees no single term.
+
+Every two sites i < j share a secret and derive from it, for each upload, a stream of random words m_ij.
+Site i uploads
+
+    y_i = x_i + Σ_{j>i} m_ij − Σ_{j<i} m_ji   (mod 2¹²⁸, in fixed point),
+
+which by itself is uniformly random; the masks cancel in Σ_i y_i = Σ_i x_i. The secret comes from an X25519
+key that each site makes for one session and signs with its ``Identity``. The coordinator passes the keys on
+and could exchange them for its own, so a site goes on only if the signatures match the keys that it pinned.
+
+The masks of an upload depend on the session, the round, the attempt, the sites asked, the number of entries
+and a digest of the task. Sites that were asked different things give a sum of noise, which is noticed: every
+upload has one more entry, 1, and the sum of these must be the number of sites.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+from numpy.typing import ArrayLike, NDArray
+
+from fald.errors import NonFiniteError, SecureSumError
+from fald.federation.fixed_point import (
+    MOST_TERMS,
+    Words,
+    add,
+    decode,
+    encode,
+    fixed_point_sum,
+    subtract,
+    total,
+)
+from fald.federation.identity import Identity, check_public, check_signature
+
+__all__ = ["FEWEST_SITES", "Identity", "Session", "check_shares", "fixed_point_sum", "unmask_sum"]
+
+PROTOCOL = "fald secure sum 1"
+FEWEST_SITES = 3
+
+
+class _Answer(NamedTuple):
+    round: int
+    attempt: int
+    digest: bytes
+    among: tuple[str, ...]
+    upload: Words | None  # None where another process made it
+
+
+class Session:
+    """A site's part in the sums of one run.
+
+    ``hello`` introduces the site, ``accept`` checks the others, ``mask`` makes uploads. Keys are made afresh
+    and kept in memory only: after a restart the site needs a new session, and so do all others. A session is
+    for one thread at a time.
+
+    Parameters
+    ----------
+    identity
+        The site's long-lived key.
+    name
+        The site's name, as the others have pinned it.
+    run
+        What the session is for, equal at all sites; keys signed for one run are refused in another.
+    subsets
+        Whether ``mask`` may be asked for sums over some of the sites. With it a coordinator that takes the
+        sums of two sets of sites over the same values learns their difference.
+
+    Examples
+    --------
+    >>> names = ["a", "b", "c"]
+    >>> identities = {name: Identity.generate() for name in names}
+    >>> sessions = {name: Session(identities[name], name, "run 1") for name in names}
+    >>> hellos = {name: session.hello() for name, session in sessions.items()}
+    >>> pins = {name: identity.public for name, identity in identities.items()}
+    >>> for session in sessions.values():
+    ...     session.accept(hellos, pins)
+    >>> uploads = [
+    ...     session.mask(np.array([0.5, i]), round=1, attempt=1, digest=b"task")
+    ...     for i, session in enumerate(sessions.values())
+    ... ]
+    >>> unmask_sum(uploads).tolist()
+    [1.5, 3.0]
+    """
+
+    def __init__(self, identity: Identity, name: str, run: str, *, subsets: bool = False):
+        self.name, self.run, self.subsets = name, run, subsets
+        self._identity = identity
+        self._key = X25519PrivateKey.generate()
+        self._hello = self._introduced()
+        self._pairs: dict[str, bytes] = {}
+        self._transcript = b""
+        self._last: _Answer | None = None
+
+    def export(self) -> dict[str, Any]:
+        """All that the session is, for a site whose next message another process will answer.
+
+        It holds the session's private key: write it where only its owner may read, and remove it at the end.
+        """
+        last = self._last
+        return {
+            "name": self.name,
+            "run": self.run,
+            "subsets": self.subsets,
+            "key": self._key.private_bytes_raw().hex(),
+            "pairs": {name: pair.hex() for name, pair in self._pairs.items()},
+            "transcript": self._transcript.hex(),
+            "last": None if last is None else [last.round, last.attempt, last.digest.hex(), list(last.among)],
+        }
+
+    @classmethod
+    def restore(cls, identity: Identity, exported: Mapping[str, Any]) -> Session:
+        """The session that ``export`` wrote down. What it answered last cannot be asked for again."""
+        session = cls(identity, exported["name"], exported["run"], subsets=exported["subsets"])
+        session._key = X25519PrivateKey.from_private_bytes(bytes.fromhex(exported["key"]))
+        session._hello = session._introduced()
+        session._pairs = {name: bytes.fromhex(pair) for name, pair in exported["pairs"].items()}
+        session._transcript = bytes.fromhex(exported["transcript"])
+        if exported["last"] is not None:
+            round, attempt, digest, among = exported["last"]
+            session._last = _Answer(round, attempt, bytes.fromhex(digest), tuple(among), None)
+        return session
+
+    def _introduced(self) -> dict[str, str]:
+        public = self._key.public_key().public_bytes_raw()
+        signature = self._identity.sign(_introduction(self.run, self.name, public))
+        return {"name": self.name, "key": public.hex(), "signature": signature}
+
+    def hello(self) -> dict[str, str]:
+        """Name, public key of this session, and the signature of both; plain text for JSON."""
+        return dict(self._hello)
+
+    @property
+    def roster(self) -> list[str]:
+        """The sites of the session, sorted; empty before ``accept``."""
+        return sorted([*self._pairs, self.name]) if self._pairs else []
+
+    def accept(self, hellos: Mapping[str, Any], pins: Mapping[str, str]) -> None:
+        """Check what the sites said of themselves, and share a secret with each.
+
+        Parameters
+        ----------
+        hellos
+            What ``hello`` gave at every site, by name, as the coordinator passed it on.
+        pins
+            The public keys of all sites' identities, by name, from the site's own files.
+
+        Raises
+        ------
+        SecureSumError
+            If there are fewer than three sites, if names or signatures are not those pinned, if this site's
+            own part was changed, or if the session has begun with other keys.
+
+        Notes
+        -----
+        The same hellos may be accepted again: a coordinator that missed a reply asks twice.
+        """
+        pinned, keys = self._checked(hellos, pins)
+        fields = [part for name in sorted(keys) for part in (name, pinned[name], keys[name])]
+        transcript = hashlib.sha256(_joined(PROTOCOL, self.run, *fields)).digest()
+        if self._transcript and self._transcript != transcript:
+            raise SecureSumError(
+                "this session has already begun with other keys",
+                hint="after a site was restarted, all sites need a new session",
+            )
+        if not self._transcript:
+            self._pairs = {n: self._pair(n, key, transcript) for n, key in keys.items() if n != self.name}
+            self._transcript = transcript
+
+    def _checked(
+        self, hellos: Mapping[str, Any], pins: Mapping[str, str]
+    ) -> tuple[dict[str, str], dict[str, bytes]]:
+        """The pinned identities and the keys of the session, by site."""
+        if not FEWEST_SITES <= len(pins) <= MOST_TERMS:
+            raise SecureSumError(
+                f"a secure sum needs between {FEWEST_SITES} and {MOST_TERMS} sites; got {len(pins)}",
+                hint="of two sites each could subtract its own part and read the other's",
+            )
+        pinned = {name: check_public(name, key) for name, key in pins.items()}
+        if set(hellos) != set(pinned):
+            odd = sorted(set(hellos) ^ set(pinned))
+            raise SecureSumError(
+                "the sites of the run are not those pinned here; they differ in " + ", ".join(map(repr, odd)),
+                hint="every site must hold the same roster, and all its sites must take part",
+            )
+        if pinned.get(self.name) != self._identity.public:
+            raise SecureSumError(f"the key pinned for {self.name!r} is not this site's own")
+        if hellos[self.name] != self._hello:
+            raise SecureSumError("this site's own introduction came back changed")
+        keys = {name: self._verified(name, hellos[name], pinned[name]) for name in sorted(pinned)}
+        if len(set(pinned.values())) < len(pinned) or len(set(keys.values())) < len(keys):
+            raise SecureSumError(
+                "two sites have the same key",
+                hint="each site makes its own identity; a copied one is no site",
+            )
+        return pinned, keys
+
+    def _verified(self, name: str, hello: Any, pinned: str) -> bytes:
+        fields = hello if isinstance(hello, Mapping) else {}
+        key, signature = fields.get("key"), fields.get("signature")
+        try:
+            raw = bytes.fromhex(key) if isinstance(key, str) else b""
+        except ValueError:
+            raw = b""
+        signed = isinstance(signature, str) and check_signature(
+            pinned, signature, _introduction(self.run, name, raw)
+        )
+        if len(raw) != 32 or fields.get("name") != name or not signed:
+            raise SecureSumError(
+                f"the key that came for site {name!r} is not signed for this run with the key pinned for it",
+                hint="somebody between the sites may have exchanged it; compare the pinned keys by telephone",
+            )
+        return raw
+
+    def _pair(self, name: str, key: bytes, transcript: bytes) -> bytes:
+        try:
+            secret = self._key.exchange(X25519PublicKey.from_public_bytes(key))
+        except ValueError:
+            raise SecureSumError(f"site {name!r} sent a key that gives no secret") from None
+        info = _joined(PROTOCOL, *sorted([self.name, name]))
+        return HKDF(algorithm=SHA256(), length=32, salt=transcript, info=info).derive(secret)
+
+    def again(self, *, round: int, attempt: int, digest: bytes) -> Words | None:
+        """The upload that answered a request before, None for the next request; ``mask`` explains.
+
+        Ask this first: what was answered need not be computed again.
+        """
+        last = self._last
+        if last is None or (round, attempt) > (last.round, last.attempt):
+            return None
+        if (round, attempt) < (last.round, last.attempt):
+            raise SecureSumError(
+                f"round {round}, attempt {attempt} is over: this site has answered round {last.round}, "
+                f"attempt {last.attempt}",
+                hint="a request is answered once",
+            )
+        if digest != last.digest:
+            raise SecureSumError(
+                f"round {round}, attempt {attempt} was asked twice with different tasks",
+                hint="two answers under the same masks would show the difference of this site's numbers",
+            )
+        if last.upload is None:
+            raise SecureSumError(f"round {round}, attempt {attempt} was answered by another process")
+        return last.upload.copy()
+
+    def mask(
+        self,
+        values: ArrayLike,
+        *,
+        round: int,
+        attempt: int,
+        digest: bytes,
+        among: Sequence[str] | None = None,
+        saturate: bool = False,
+    ) -> Words:
+        """This site's upload: its values under masks that cancel in the sum over the sites asked.
+
+        A round and attempt is answered once. The same request again gets the same upload whatever the values:
+        new values under old masks would show their difference, and new noise would be averaged away. A
+        request for an earlier round or attempt is refused.
+
+        Parameters
+        ----------
+        values
+            (n,) numbers below 2⁵⁰ ≈ 1.1e15 in magnitude; they are rounded to multiples of 2⁻⁵⁶ ≈ 1.4e-17.
+        round, attempt
+            Which sum this is; they never go back.
+        digest
+            Hash of all that the site was asked; sites that were asked different things give a sum of noise.
+        among
+            The sites asked, this one and at least two others; None: all. One round has one set of sites.
+        saturate
+            True: NaN, infinities and numbers beyond the limit make their sum −∞, as the log likelihood of a
+            draw far outside the posterior may; what is left to see is how many sites had one. False: refuse.
+
+        Returns
+        -------
+        array
+            (2, n + 1) words, the argument of ``unmask_sum``.
+
+        Raises
+        ------
+        SecureSumError
+            If the request is refused.
+        NonFiniteError
+            If a value cannot be summed. The round stays unanswered.
+        """
+        sites = self._asked(round, among)
+        done = self.again(round=round, attempt=attempt, digest=digest)
+        if done is not None:
+            return done
+        upload = np.column_stack([encode(values, saturate=saturate), encode([1.0])])
+        use = _joined(PROTOCOL, round, attempt, upload.shape[1], digest, *sites)
+        for name in sites:
+            if name != self.name:
+                stream = _stream(self._pairs[name], use, upload.shape[1])
+                upload = add(upload, stream) if self.name < name else subtract(upload, stream)
+        self._last = _Answer(round, attempt, digest, sites, upload)
+        return upload.copy()
+
+    def _asked(self, round: int, among: Sequence[str] | None) -> tuple[str, ...]:
+        roster = self.roster
+        if not roster:
+            raise SecureSumError("no sum before the sites' keys were accepted")
+        sites = tuple(roster if among is None else sorted(set(among)))
+        if among is not None and (len(sites) != len(among) or not set(sites) <= set(roster)):
+            raise SecureSumError("the sites asked must be different ones of the roster")
+        if self.name not in sites or len(sites) < FEWEST_SITES:
+            raise SecureSumError(
+                f"a sum must be over at least {FEWEST_SITES} sites, this one among them; got {len(sites)}"
+            )
+        if len(sites) < len(roster) and not self.subsets:
+            raise SecureSumError(
+                f"this run sums over all {len(roster)} sites; {len(sites)} were asked",
+                hint="sums with and without a site show that site's numbers",
+            )
+        if self._last is not None and round == self._last.round and sites != self._last.among:
+            raise SecureSumError(
+                f"round {round} was asked with other sites before",
+                hint="sums with and without a site show that site's numbers; go on to the next round",
+            )
+        return sites
+
+
+def check_shares(weights: ArrayLike, sizes: Sequence[int]) -> None:
+    """Refuse a weighted sum whose weights are not the sites' shares of the rows.
+
+    A coordinator that gives one site all the weight would read its numbers off the sum.
+
+    Parameters
+    ----------
+    weights
+        (…, sites) weights.
+    sizes
+        Rows of each site.
+
+    Raises
+    ------
+    SecureSumError
+        If a weight is another.
+
+    Examples
+    --------
+    >>> check_shares([[0.25, 0.25, 0.5]], [10, 10, 20])
+    """
+    w, shares = np.asarray(weights, float), np.asarray(sizes, float) / sum(sizes)
+    if w.shape[-1:] != shares.shape or not np.allclose(w, shares, rtol=1e-6, atol=0):
+        raise SecureSumError(
+            "the weights of the sum are not the sites' shares of the rows",
+            hint="other weights can single out a site",
+        )
+
+
+def unmask_sum(uploads: Sequence[NDArray[np.uint64]]) -> NDArray[np.float64]:
+    """The sum of the sites' values, from the uploads of all sites that were asked.
+
+    Parameters
+    ----------
+    uploads
+        What ``Session.mask`` gave at each site, in any order.
+
+    Returns
+    -------
+    array
+        (n,) sums; −∞ where a site's value was saturated.
+
+    Raises
+    ------
+    SecureSumError
+        If the uploads do not belong together: one is missing, or comes from another round or task.
+
+    Notes
+    -----
+    A site can upload anything. That masks cancel says nothing about the truth of the values.
+    """
+    shapes = {np.shape(u) for u in uploads}
+    fits = all(isinstance(u, np.ndarray) and u.dtype == np.uint64 and u.ndim == 2 for u in uploads)
+    if not 1 <= len(uploads) <= MOST_TERMS or len(shapes) != 1 or not fits or len(uploads[0]) != 2:
+        raise SecureSumError("uploads to be summed must be arrays of 64-bit words of one shape (2, n + 1)")
+    words = total(uploads)
+    if words.shape[1] < 1 or not np.array_equal(words[:, -1:], encode([float(len(uploads))])):
+        raise SecureSumError(
+            f"the masks of {len(uploads)} uploads do not cancel",
+            hint="a site is missing, or the sites did not answer the same request; ask all of them again",
+        )
+    try:
+        return decode(words[:, :-1])
+    except NonFiniteError as error:
+        raise SecureSumError(f"an upload is wrong: {error.message}") from error
+
+
+def _introduction(run: str, name: str, key: bytes) -> bytes:
+    return _joined(PROTOCOL, "hello", run, name, key)
+
+
+def _joined(*fields: str | bytes | int) -> bytes:
+    """Fields in one string of bytes that no other fields give."""
+    raw = [f if isinstance(f, bytes) else str(f).encode() for f in fields]
+    return b"".join(len(r).to_bytes(8, "big") + r for r in raw)
+
+
+def _stream(pair: bytes, use: bytes, count: int) -> Words:
+    key = HKDFExpand(algorithm=SHA256(), length=32, info=use).derive(pair)
+    # a key is used for one stream, so the nonce may be constant
+    encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return (
+        np.frombuffer(encryptor.update(bytes(16 * count)), "<u8")
+        .reshape(2, count)
+        .astype(np.uint64, copy=False)
+    )

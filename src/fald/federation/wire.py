@@ -1,0 +1,114 @@
+"""The bytes of a message: a JSON header, then arrays as they are in memory. Nothing in them can be executed.
+
+Layout: ``FALD`` and a version byte, the length of the header as four bytes, the header (kind, plain values,
+and name, type and shape of every array), the arrays one after the other, little-endian.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fald.errors import FederationError
+
+Array = NDArray[Any]
+
+_MARK = b"FALD\x01"
+_TYPES = ("bool", "uint8", "int32", "uint32", "int64", "uint64", "float32", "float64")
+_MOST_HEADER = 4 * 2**20
+MOST_BYTES = 2**30
+
+
+class Message(NamedTuple):
+    """What travels.
+
+    Attributes
+    ----------
+    kind
+        What it asks for, or ``"reply"`` or ``"refusal"``.
+    values
+        Plain values by name.
+    arrays
+        Arrays by name.
+    """
+
+    kind: str
+    values: dict[str, Any]
+    arrays: dict[str, Array]
+
+
+def pack(
+    kind: str, values: Mapping[str, Any] | None = None, arrays: Mapping[str, Any] | None = None
+) -> bytes:
+    """Write a message.
+
+    Examples
+    --------
+    >>> unpack(pack("ask", {"round": 3}, {"x": np.arange(2.0)})).arrays["x"].tolist()
+    [0.0, 1.0]
+    """
+    named = {name: np.asarray(a) for name, a in (arrays or {}).items()}
+    plain = {name: np.ascontiguousarray(a, a.dtype.newbyteorder("<")) for name, a in named.items()}
+    for name, a in plain.items():
+        if a.dtype.name not in _TYPES:
+            raise FederationError(f"array {name!r} of type {a.dtype} cannot be sent")
+    shapes = [[name, a.dtype.name, list(a.shape)] for name, a in named.items()]
+    header = json.dumps({"kind": kind, "values": dict(values or {}), "arrays": shapes}).encode()
+    return b"".join([_MARK, struct.pack("<I", len(header)), header, *[a.tobytes() for a in plain.values()]])
+
+
+def unpack(content: bytes, most: int = MOST_BYTES) -> Message:
+    """Read a message that may come from anybody.
+
+    Parameters
+    ----------
+    content
+        The bytes.
+    most
+        Bytes that a message may have.
+
+    Raises
+    ------
+    FederationError
+        If it is too large or not a message.
+    """
+    if len(content) > most:
+        raise FederationError(f"the message has {len(content):,} bytes; at most {most:,} are expected")
+    try:
+        return _read(memoryview(content))
+    except (ValueError, KeyError, TypeError, IndexError, struct.error, RecursionError) as error:
+        raise FederationError(f"not a message of this version of fald ({type(error).__name__})") from None
+
+
+def _read(content: memoryview) -> Message:
+    start = len(_MARK)
+    (length,) = struct.unpack_from("<I", content, start)
+    if content[:start] != _MARK or length > _MOST_HEADER:
+        raise ValueError
+    place = start + 4 + length
+    header = json.loads(bytes(content[start + 4 : place]))
+    arrays: dict[str, Array] = {}
+    for name, kind, shape in header["arrays"]:
+        if kind not in _TYPES or name in arrays or any(type(n) is not int or n < 0 for n in shape):
+            raise ValueError
+        dtype = np.dtype(kind).newbyteorder("<")
+        size = dtype.itemsize * int(np.prod(shape, dtype=object))
+        if place + size > len(content):
+            raise ValueError
+        part = np.frombuffer(content[place : place + size], dtype).reshape(shape)
+        arrays[name] = part.astype(np.dtype(kind))
+        place += size
+    if place != len(content) or not isinstance(header["values"], dict) or not isinstance(header["kind"], str):
+        raise ValueError
+    return Message(header["kind"], header["values"], arrays)
+
+
+def digest(content: bytes) -> bytes:
+    """A hash by which a site recognises a task that it has answered."""
+    return hashlib.sha256(content).digest()

@@ -1,0 +1,206 @@
+"""What a private run costs a site: the accountant's ε, charged before it is spent, never twice."""
+
+import numpy as np
+import pytest
+
+from fald.errors import FederationError, PrivacyError, StorageError
+from fald.federation.account import Account, check_weights, open_account, private_parts
+from fald.federation.ledger import Ledger
+from fald.privacy import RunSettings, account
+from fald.study import make_study
+
+SIZES = [400, 600, 1000]
+TREE = {
+    "data": {"files": {"a": "a.csv"}, "target": "y", "features": ["x"]},
+    "model": {"family": "logistic"},
+    "sampler": {"num-rounds": 50, "local-steps": 2, "step-size": 1e-5, "num-chains": 2, "clip-norm": 1.0},
+    "privacy": {"delta": 1e-5},
+}
+
+
+def study(sampler=None, **privacy):
+    return make_study(
+        {
+            **TREE,
+            "sampler": {**TREE["sampler"], **(sampler or {})},
+            "privacy": {**TREE["privacy"], **{k.replace("_", "-"): v for k, v in privacy.items()}},
+        },
+        "test",
+    )
+
+
+def simple(tmp_path, *, planned=100, max_epsilon=None, budget=10.0, run="run"):
+    """An account with ε = releases / 100."""
+    ledger = Ledger(tmp_path / "ledger.jsonl", budget, 1e-4)
+    return Account(
+        ledger,
+        run,
+        tmp_path / f"{run}.json",
+        lambda n: n / 100,
+        delta=1e-6,
+        planned=planned,
+        max_epsilon=max_epsilon,
+    )
+
+
+@pytest.mark.parametrize("site", [0, 2])
+@pytest.mark.parametrize("summed", [False, True])
+def test_cost_is_that_of_the_accountant(tmp_path, site, summed):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    open_account(ledger, "run", tmp_path, study(), SIZES, site, summed=summed).begin()
+    settings = RunSettings(
+        sizes=SIZES, local_steps=2, num_rounds=50, step_size=1e-5, num_chains=2, clip_norm=1.0
+    )
+    expected = account(settings, delta=1e-5, view="summed" if summed else "server").epsilon[site]
+    assert ledger.charged("run").epsilon == pytest.approx(expected, rel=1e-9)
+    assert ledger.charged("run").rounds == 100
+
+
+def test_cost_does_not_count_on_chance(tmp_path):
+    """A site that is drawn is charged for it, whatever the odds were."""
+    some = {"participation": "without-replacement", "num-participants": 2, "allow-unequal": True}
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    open_account(ledger, "run", tmp_path, study(some), SIZES, 0).begin()
+    assert ledger.charged("run").rounds == 67
+    settings = RunSettings(
+        sizes=SIZES,
+        local_steps=2,
+        num_rounds=67,
+        step_size=1e-5,
+        clip_norm=1.0,
+        participation=study(some).sampler.arguments()["participation"],
+    )
+    exact = account(
+        settings, delta=1e-5, participation="realised", times_drawn=np.ones((67, 3), int)
+    ).epsilon[0]
+    assert ledger.charged("run").epsilon == pytest.approx(exact, rel=1e-9)
+    assert exact > 1.05 * account(settings, delta=1e-5).epsilon[0]
+
+
+def test_a_decaying_step_is_charged_at_its_first(tmp_path):
+    decay = study({"step-size": {"smoothness": 5e4, "strong-convexity": 1e4}})
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    open_account(ledger, "decay", tmp_path, decay, SIZES, 0).begin()
+    open_account(ledger, "constant", tmp_path, study(), SIZES, 0).begin()
+    assert ledger.charged("decay").epsilon == ledger.charged("constant").epsilon
+
+
+def test_the_whole_study_is_charged_before_it_begins(tmp_path):
+    one = simple(tmp_path)
+    one.begin()
+    assert Ledger(tmp_path / "ledger.jsonl").charged("run")[:] == (1.0, 1e-6, 100)
+    for _ in range(50):
+        one.pay(2)
+    assert one.used == 100
+    assert Ledger(tmp_path / "ledger.jsonl").charged("run").rounds == 100
+
+
+def test_a_study_beyond_the_budget_does_not_begin(tmp_path):
+    simple(tmp_path, budget=1.5, run="first").begin()
+    second = simple(tmp_path, budget=1.5, run="second")
+    with pytest.raises(PrivacyError, match=r"ε = 0.5 and"):
+        second.begin()
+    with pytest.raises(PrivacyError, match=r"ε = 0.5 and"):
+        simple(tmp_path, budget=1.5, run="third").pay(60)
+    assert "second" not in Ledger(tmp_path / "ledger.jsonl").charges()
+
+
+def test_after_a_crash_only_repeated_releases_cost_more(tmp_path):
+    first = simple(tmp_path)
+    first.begin()
+    for _ in range(30):
+        first.pay(2)
+    again = simple(tmp_path)  # the coordinator's checkpoint was at 40 releases, the site had answered 60
+    again.begin()
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    assert ledger.charged("run").rounds == 100
+    for _ in range(30):
+        again.pay(2)
+    assert again.used == ledger.charged("run").rounds == 120
+    assert ledger.charged("run").epsilon == pytest.approx(1.2)
+
+
+def test_where_nobody_counted_all_that_was_paid_is_used(tmp_path):
+    first = simple(tmp_path)
+    first.begin()
+    first.pay(2)
+    (tmp_path / "run.json").unlink()
+    again = simple(tmp_path)
+    again.begin()
+    assert again.used == 100
+    again.pay(2)
+    assert Ledger(tmp_path / "ledger.jsonl").charged("run").rounds == 102
+
+
+def test_a_damaged_count_stops_the_site(tmp_path):
+    one = simple(tmp_path)
+    one.begin()
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(StorageError):
+        one.pay(1)
+
+
+def test_the_limit_of_the_study_ends_it(tmp_path):
+    one = simple(tmp_path, max_epsilon=0.255)
+    one.begin()
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    assert ledger.charged("run").rounds == 25
+    one.pay(24)
+    one.pay(1)
+    with pytest.raises(PrivacyError, match=r"max-epsilon of 0.255 is spent"):
+        one.pay(1)
+    assert one.used == ledger.charged("run").rounds == 25
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (lambda: study(client_noise="seeded"), "protects nobody"),
+        (lambda: study({"participation": "with-replacement", "num-participants": 2}), "drawn several times"),
+        (
+            lambda: make_study({k: v for k, v in TREE.items() if k != "privacy"}, "test"),
+            "no .privacy. section",
+        ),
+    ],
+)
+def test_studies_that_a_site_cannot_account_for_are_refused(changed, message):
+    with pytest.raises(PrivacyError, match=message):
+        private_parts(changed())
+
+
+def test_what_runs_is_what_is_accounted_for(tmp_path):
+    """Options set what the keys of the section leave out."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    open_account(ledger, "hot", tmp_path, study(), SIZES, 0).begin()
+    open_account(ledger, "cold", tmp_path, study({"options": {"temperature": 0.25}}), SIZES, 0).begin()
+    assert ledger.charged("cold").epsilon > 1.5 * ledger.charged("hot").epsilon
+
+
+@pytest.mark.parametrize("method", ["fsgld", "laplace", "scaffold-2"])
+def test_methods_without_accounting_are_refused(method):
+    sampler = {"method": method, "num-rounds": 5}
+    if method != "laplace":
+        sampler |= {"local-steps": 2, "step-size": 1e-5}
+    with pytest.raises(PrivacyError, match="no privacy accounting"):
+        private_parts(make_study({**TREE, "sampler": sampler}, "test"))
+
+
+def test_unbounded_gradients_are_refused(tmp_path):
+    tree = {**TREE, "sampler": {k: v for k, v in TREE["sampler"].items() if k != "clip-norm"}}
+    with pytest.raises(PrivacyError, match="sensitivity is infinite"):
+        open_account(Ledger(tmp_path / "l"), "run", tmp_path, make_study(tree, "test"), SIZES, 0).begin()
+
+
+def test_weights_must_be_those_that_were_accounted_for():
+    some = study({"participation": "without-replacement", "num-participants": 2, "allow-unequal": True})
+    assert check_weights(study(), SIZES, 0, np.float32([0.2, 0.2])) == 2
+    assert check_weights(some, SIZES, 0, [0.5, 0.0]) == 1
+    assert check_weights(some, SIZES, 0, [0.0, 0.0]) == 0
+    for s, weights in [
+        (study(), [0.2, 1.0]),
+        (study(), [0.21, 0.2]),
+        (some, [1.0, 0.5]),
+        (study(), [np.nan, 0.2]),
+    ]:
+        with pytest.raises(FederationError, match="weights are not those"):
+            check_weights(s, SIZES, 0, weights)

@@ -1,0 +1,323 @@
+"""Kits, certificates and the parts of the NVIDIA FLARE adapter that need no running federation."""
+
+import json
+import os
+import stat
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed: pip install 'fald[nvflare]'")
+
+from typer.testing import CliRunner
+
+from fald.cli import app
+from fald.errors import ConfigError, FaldError, FederationError, StorageError
+from fald.federation import commands, folder
+from fald.federation.nvflare import certificates, jobs, kits
+from fald.federation.nvflare.adapter import CellLink
+
+IDENTITY = "ab" * 32
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A federation of two sites that nobody has joined."""
+    place = tmp_path_factory.mktemp("made") / "trial"
+    commands.init(place, "north,south", "127.0.0.1", 8102)
+    return place
+
+
+@pytest.fixture
+def trial(made, tmp_path):
+    import shutil
+
+    return shutil.copytree(made, tmp_path / "trial")
+
+
+def ask(place, site, federation="trial"):
+    return certificates.make_request(place / "sites" / site, federation, site, IDENTITY)
+
+
+@pytest.mark.parametrize(
+    "sites", ["", "a", "a,a", "a,A", "a,b c", "a,ä", "a,../b", "server,a", "a,1b", "a," + "b" * 41]
+)
+def test_bad_site_names_are_refused(sites, tmp_path):
+    with pytest.raises(ConfigError):
+        commands.init(tmp_path / "trial", sites, "127.0.0.1", 8102)
+    assert not (tmp_path / "trial").exists()
+
+
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [("", 8102), ("0.0.0.0", 8102), ("1.2.3", 8102), ("a b", 8102), ("h:1", 8102), ("h", 80)],
+)
+def test_bad_addresses_are_refused(host, port, tmp_path):
+    with pytest.raises(ConfigError):
+        commands.init(tmp_path / "trial", "a,b", host, port)
+    assert not (tmp_path / "trial").exists()
+
+
+def test_an_existing_folder_is_left_alone(made):
+    before = sorted(p.name for p in made.rglob("*"))
+    with pytest.raises(ConfigError, match="exists"):
+        commands.init(made, "a,b", "127.0.0.1", 8102)
+    assert sorted(p.name for p in made.rglob("*")) == before
+
+
+def test_private_keys_are_private_and_kits_hold_none(made):
+    keys = sorted(made.rglob("*.key"))
+    assert [str(k.relative_to(made)) for k in keys] == [
+        "authority/authority.key",
+        "coordinator/startup/client.key",
+        "server/startup/server.key",
+    ]
+    assert {stat.S_IMODE(k.stat().st_mode) for k in keys} == {0o600}
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    text = "".join(p.read_text() for p in (made / "sites").rglob("*") if p.is_file())
+    assert "PRIVATE KEY" not in text
+
+
+def test_a_site_runs_only_our_class_and_sends_no_logs(made):
+    site = json.loads((made / "sites" / "north" / "local" / "resources.json").read_text())
+    assert site["class_allow_list"] == ["fald.federation.nvflare.adapter.SiteExecutor"]
+    assert site["class_list_enforcement_mode"] == "enforce"
+    assert site["allow_log_streaming"] is False
+    assert not [c for c in site["components"] if "log" in c["path"].rsplit(".", 1)[-1].lower()]
+    rights = json.loads((made / "sites" / "north" / "local" / "authorization.json").read_text())[
+        "permissions"
+    ]
+    assert rights["lead"]["byoc"] == "none"
+    assert rights["member"] == {"view": "any"}
+    assert "shell_commands" not in rights["lead"]
+
+
+def test_the_engine_accepts_the_roles(made):
+    """Our authorization file is read by the engine's own parser, and gives and refuses what we mean."""
+    from nvflare.fuel.sec.authz import AuthzContext, Person, parse_policy_config
+
+    rights = json.loads((made / "server" / "local" / "authorization.json").read_text())
+    policy, problem = parse_policy_config(rights, {})
+    assert not problem
+
+    def may(role, right):
+        return policy.evaluate("trial", AuthzContext(right, Person("x", "trial", role)))[0]
+
+    assert may("lead", "submit_job")
+    assert not may("lead", "byoc")
+    assert not may("lead", "shell_commands")
+    assert not may("lead", "download_job")
+    assert not may("member", "submit_job")
+    assert not may("project_admin", "submit_job")
+
+
+def test_a_site_makes_its_key_and_is_approved(trial):
+    request = ask(trial, "north")
+    settings = folder.read_settings(trial)
+    assert kits.approve_waiting(trial, settings) == ["north"]
+    startup = trial / "sites" / "north" / "startup"
+    assert certificates.key_matches(startup / "client.crt", startup / "client.key")
+    assert folder.read_roster(trial) == {"north": IDENTITY}
+    assert kits.approve_waiting(trial, settings) == []
+    assert certificates.fingerprint(ask(trial, "north")) != certificates.fingerprint(
+        {**request, "site": "south"}
+    )
+
+
+def test_requests_that_do_not_fit_are_refused(trial, tmp_path):
+    settings = folder.read_settings(trial)
+    path = trial / "sites" / "north" / "request.json"
+    good = ask(trial, "north")
+    other = json.loads(json.dumps(good))
+    ask(trial, "south")
+    csr = json.loads((trial / "sites" / "south" / "request.json").read_text())["request"]
+    lines = csr.splitlines()
+    middle = lines[6]
+    lines[6] = middle[::-1]
+    for change in (
+        {"federation": "another"},
+        {"site": "west"},
+        {"identity": "xx"},
+        {"identity": "ab"},
+        {"request": "nothing"},
+        {"request": "\n".join(lines)},
+    ):
+        path.write_text(json.dumps({**other, **change}))
+        with pytest.raises(FaldError):
+            kits.approve(trial, settings, path)
+    for content in ("", "[]", "{}", "\x00"):
+        path.write_text(content)
+        with pytest.raises(ConfigError):
+            kits.approve(trial, settings, path)
+    with pytest.raises(ConfigError, match="no such file"):
+        kits.approve(trial, settings, tmp_path / "nowhere.json")
+    path.write_text(json.dumps(good))
+    assert kits.approve(trial, settings, path)[0] == "north"  # the twin
+
+
+def test_other_keys_for_an_approved_site_need_again(trial):
+    settings = folder.read_settings(trial)
+    kit = trial / "sites" / "north"
+    ask(trial, "north")
+    kits.approve(trial, settings, kit / "request.json")
+    kits.approve(trial, settings, kit / "request.json")  # the same keys: nothing changes
+    certificates.make_request(kit, "trial", "north", "cd" * 32)
+    with pytest.raises(FederationError, match="other keys"):
+        kits.approve(trial, settings, kit / "request.json")
+    (kit / "startup" / "client.key").unlink()
+    ask(trial, "north")
+    with pytest.raises(FederationError, match="other keys"):
+        kits.approve(trial, settings, kit / "request.json")
+    kits.approve(trial, settings, kit / "request.json", again=True)
+    assert certificates.key_matches(kit / "startup" / "client.crt", kit / "startup" / "client.key")
+
+
+def test_join_checks_before_it_asks(trial, tmp_path):
+    table = tmp_path / "rows.csv"
+    table.write_text("x,y\n1,0\n2,1\n")
+    kit = trial / "sites" / "north"
+    with pytest.raises(ConfigError, match=r"kit\.json"):
+        commands.join(trial, table, None, None, print)
+    with pytest.raises(FaldError):
+        commands.join(kit, tmp_path / "none.csv", None, None, print)
+    with pytest.raises(FaldError):
+        commands.join(kit, table, tmp_path / "none.toml", None, print)
+    assert not (kit / "startup" / "client.key").exists()
+    lines = []
+    with pytest.raises(FederationError, match="no certificate"):
+        commands.join(kit, table, None, None, lines.append, patience=0.1)
+    assert "2 rows" in lines[0]
+    request = json.loads((kit / "request.json").read_text())
+    assert certificates.fingerprint(request) in lines[1]
+    south = trial / "sites" / "south"
+    ask(trial, "south")
+    kits.approve(trial, folder.read_settings(trial), south / "request.json")
+    (kit / "startup" / "client.crt").write_bytes((south / "startup" / "client.crt").read_bytes())
+    with pytest.raises(FederationError, match="does not belong"):
+        commands.join(kit, table, None, None, print, patience=0.1)
+
+
+def test_damaged_folders_are_named(trial, tmp_path):
+    with pytest.raises(ConfigError, match=r"federation\.toml"):
+        folder.read_settings(tmp_path)
+    for content in ("name = 1 2", 'name = "x"', ""):
+        (trial / "federation.toml").write_text(content)
+        with pytest.raises(StorageError):
+            folder.read_settings(trial)
+
+
+def test_status_without_a_server_says_so(trial):
+    settings = folder.read_settings(trial)
+    text = settings.text().replace("8102", "1025")
+    (trial / "federation.toml").write_text(text)
+    admin = trial / "coordinator" / "startup" / "fed_admin.json"
+    admin.write_text(admin.read_text().replace("8102", "1025"))
+    result = CliRunner().invoke(app, ["federation", "status", str(trial)])
+    assert result.exit_code == 7
+    assert "no server answers at 127.0.0.1:1025" in result.output
+    with pytest.raises(FederationError, match="no server answers"):
+        jobs.submit(trial, {"out": "x"})
+
+
+def test_the_last_run_is_read_from_its_folder(trial, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    folder.remember_submitted(trial, "job-1", str(out))
+    (out / "rounds.jsonl").write_text('{"event": "start", "rounds_total": 9}\n{"round": 4}\n{"rou')
+    (out / "outcome.json").write_text(json.dumps({"status": "failed", "message": "north refuses"}))
+    document = commands.status(trial) | {"reached": True, "problem": ""}
+    assert document["last_run"]["round"] == 4
+    assert "failed, round 4 of 9: north refuses" in commands.status_text(document)
+
+
+def test_a_job_names_two_classes_and_ships_nothing(made, tmp_path):
+    job = {"out": "/x", "study": {"data": {"target": "{braces}"}}}
+    path = jobs.write_job(tmp_path, folder.read_settings(made), job)
+    files = sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
+    assert files == [
+        "coordinator/config/config_fed_server.json",
+        "meta.json",
+        "site/config/config_fed_client.json",
+    ]
+    text = "".join((path / name).read_text() for name in files)
+    assert "{braces}" not in text  # the engine would replace them
+    assert "out" not in (path / "site/config/config_fed_client.json").read_text()
+
+
+def link(answers, aborted=lambda: False):
+    """A link whose sites answer after some seconds, or never (None)."""
+
+    def request(name, topic, content, timeout, give_up):
+        pause = answers[name]
+        end = time.monotonic() + (1e9 if pause is None else pause)
+        while time.monotonic() < end:
+            if give_up.triggered:
+                return None, "timeout"
+            time.sleep(0.005)
+        return content[::-1], "ok"
+
+    return CellLink(list(answers), request, aborted)
+
+
+def test_replies_come_back_in_order():
+    found = link({"b": 0.0, "a": 0.05}).send({"b": b"xy", "a": b"z1"}, timeout=5)
+    assert list(found) == ["a", "b"]
+    assert [a.content for a in found.values()] == [b"1z", b"yx"]
+    assert found["a"].seconds >= 0.05
+
+
+def test_enough_replies_end_the_wait():
+    found = link({"a": 0.0, "b": None, "c": 0.01}).send(dict.fromkeys("abc", b"x"), timeout=30, enough=2)
+    assert found["b"].content is None
+    assert found["b"].problem == "late"
+    assert found["b"].seconds < 10
+
+
+def test_a_silent_site_is_late_and_its_thread_ends():
+    before = threading.active_count()
+    found = link({"a": 0.0, "b": None}).send({"a": b"x", "b": b"x"}, timeout=0.2)
+    assert (found["a"].content, found["b"].problem) == (b"x", "late")
+    end = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+def test_a_site_that_is_gone_is_absent():
+    def request(name, topic, content, timeout, give_up):
+        if name == "broken":
+            raise RuntimeError("the engine's own words, which may quote anything")
+        return None, {"gone": "target_unreachable", "odd": "msg_too_big"}[name]
+
+    found = CellLink(["broken", "gone", "odd"], request, lambda: False).send(
+        dict.fromkeys(["broken", "gone", "odd"], b""), timeout=5
+    )
+    assert {n: a.problem for n, a in found.items()} == {
+        "broken": "absent",
+        "gone": "absent",
+        "odd": "msg too big",
+    }
+
+
+def test_an_aborted_job_ends_the_run():
+    with pytest.raises(FederationError, match="ended the job"):
+        link({"a": None}, aborted=lambda: True).send({"a": b""}, timeout=30)
+
+
+def test_the_watchdog_barks_only_when_nothing_moves(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    dog = jobs.Watchdog(path, 0.2)
+    assert not dog.is_stuck()
+    time.sleep(0.25)
+    path.write_text("{}\n")
+    assert not dog.is_stuck()
+    time.sleep(0.25)
+    assert dog.is_stuck()
+
+
+def test_units_name_the_folder(made):
+    unit = (made / "server" / "server.service").read_text()
+    assert f"federation serve {made.resolve()}" in unit
+    assert "Restart=always" in unit
+    assert os.access(made / "sites" / "north" / "site.service", os.R_OK)

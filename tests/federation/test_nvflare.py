@@ -1,0 +1,273 @@
+"""A federation of the bundled trial on this machine: mutual TLS, four sites, the real commands."""
+
+import json
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed: pip install 'fald[nvflare]'")
+
+from benchmarks.loopback import FALD, Loopback, free_port, split_trial, start
+
+from fald.datasets import study_path
+from fald.errors import ExitCode, FederationError
+from fald.federation.folder import read_settings
+from fald.federation.link import LocalLink
+from fald.federation.nvflare import jobs, kits
+from fald.federation.nvflare.certificates import Authority
+from fald.federation.nvflare.process import Supervisor, end_family
+from fald.federation.run import run_federated
+from fald.federation.site import SiteSettings, SiteWorker
+from fald.results import load
+from fald.study import load_study
+
+pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.xdist_group("federation")]
+
+ROUNDS = 400
+LANGEVIN = f"""
+[sampler]
+num-rounds = {ROUNDS}
+local-steps = 2
+step-size = 6e-4
+num-chains = 2
+num-warmup = 100
+thinning = 10
+seed = 3
+
+[federation]
+timeout = 20
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("federation")
+    trial = study_path("indo").read_text().replace('file = "indo.csv"\nsite = "site"\n', "")
+    (folder / "study.toml").write_text(trial)
+    (folder / "langevin.toml").write_text(trial + LANGEVIN)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tables(folder):
+    return split_trial(folder)
+
+
+@pytest.fixture(scope="module")
+def federation(folder, tables):
+    with Loopback(folder, tables) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def in_process(folder, tables):
+    """The same study with the sites in this process, one after the other, without any engine."""
+
+    def run(study):
+        sites = {
+            name: SiteWorker(SiteSettings(name, folder / "local" / name / study.stem, data=path))
+            for name, path in tables.items()
+        }
+        link = LocalLink({name: worker.handle for name, worker in sites.items()})
+        return run_federated(load_study(study), link, folder / f"{study.stem}-in-process")
+
+    return run
+
+
+def assert_same_draws(tree, other):
+    xr.testing.assert_identical(tree["posterior"].to_dataset(), other["posterior"].to_dataset())
+
+
+def test_the_trial_from_init_to_the_posterior(federation, folder, in_process):
+    run = federation.begin(folder / "study.toml", folder / "out")
+    assert run.wait(400) == 0, federation.said("run")
+    table = federation.said("run")
+    assert "4 sites, 602 rows" in table
+    assert "indomethacin" in table
+    found, expected = load(folder / "out" / "posterior.nc"), in_process(folder / "study.toml")
+    assert_same_draws(found, expected)
+    effect = found["posterior"].to_dataset()
+    assert np.isfinite(effect.to_dataarray().values).all()
+    status = json.loads(federation.fald("federation", "status", federation.folder, "--json"))
+    assert status["last_run"]["state"] == "done"
+    assert all(site["joined"] for site in status["sites"])
+
+
+def journal_round(out):
+    """The last round that a run has written down."""
+    path = out / "rounds.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return max((json.loads(line).get("round", 0) for line in lines if line.endswith("}")), default=0)
+
+
+def test_a_run_survives_kill_9_of_every_process(federation, folder, in_process):
+    """Site's worker, site's parent, server, loop, and the command itself: resumed, the chain is the same."""
+    out, study = folder / "drills", folder / "langevin.toml"
+    site = sorted(federation.tables)[0]
+
+    def progressed(since):
+        return (
+            (out / "checkpoint").exists()
+            and journal_round(out) > since
+            and federation.worker(site) is not None
+        )
+
+    drills = {
+        "worker of a site": lambda: federation.kill(federation.worker(site)),
+        "parent of a site": lambda: federation.kill(federation.engine(site)),
+        "loop": lambda: federation.kill(federation.worker("server")),
+        "server": lambda: federation.kill(federation.engine("server")),
+        "command": lambda: federation.commands["run"].kill(),
+    }
+    options = []
+    for drill, kill in drills.items():
+        since = journal_round(out)
+        run = federation.begin(study, out, *options)
+        federation.wait_for(lambda since=since: progressed(since), 240)
+        assert journal_round(out) < ROUNDS, f"the run was over before the drill: {drill}"
+        kill()
+        assert run.wait(240) != 0, f"{drill}: {federation.said('run')}"
+        options = ["--resume"]
+    assert federation.begin(study, out, "--resume").wait(300) == 0, federation.said("run")
+    assert_same_draws(load(out / "posterior.nc"), in_process(study))
+
+
+def test_who_does_not_belong_is_refused(federation, folder):
+    settings = read_settings(federation.folder)
+    authority = Authority.read(federation.folder / "authority", settings.name)
+    stranger = Authority.make(settings.name)  # the same name, another key
+    first, second = sorted(federation.tables)[:2]
+
+    kits.make_site(folder / "unregistered", settings, authority, first)
+    stranger.issue(folder / "unregistered" / "startup", "client", first)
+    kits.make_site(folder / "borrowed", settings, authority, second)
+    for name in ("client.key", "client.crt"):
+        own = federation.folder / "sites" / first / "startup" / name
+        shutil.copy(own, folder / "borrowed" / "startup" / name)
+    kits.make_site(folder / "genuine", settings, authority, second)  # the twin: it must get in
+    authority.issue(folder / "genuine" / "startup", "client", second)
+
+    pretenders = {
+        "unregistered": Supervisor("site", folder / "unregistered", first, settings.name),
+        "borrowed": Supervisor("site", folder / "borrowed", second, settings.name),
+    }
+    try:
+        for pretender in pretenders.values():
+            pretender.start()
+        assert_users_without_the_role_are_refused(folder, settings, authority, stranger, first)
+        assert_no_certificate_is_refused(federation)
+        end = time.monotonic() + 45
+        while time.monotonic() < end:
+            assert not registered(folder / "unregistered")
+            assert not registered(folder / "borrowed")
+            time.sleep(1)
+    finally:
+        for pretender in pretenders.values():
+            pretender.stop()
+    twin = Supervisor("site", folder / "genuine", second, settings.name)
+    try:
+        twin.start()
+        federation.wait_for(lambda: registered(folder / "genuine"), 90)
+    finally:
+        twin.stop()
+
+
+def registered(kit):
+    """Whether the engine of a site says that the server has let it in."""
+    path = kit / "log.txt"
+    return path.exists() and "Successfully registered" in path.read_text()
+
+
+def assert_users_without_the_role_are_refused(folder, settings, authority, stranger, site):
+    def session(name, maker, role, user):
+        kits.make_user(folder / name, settings, maker, user, role)
+        return jobs.Session(folder / name, user)
+
+    job = jobs.write_job(folder / "job", settings, {"out": str(folder / "never")})
+    with session("member", authority, "member", "member@fald.org") as member:
+        assert site in member.situation().sites  # it may look
+        with pytest.raises(FederationError, match="not authorized"):
+            member.submit(job)
+    with pytest.raises(FederationError):
+        session("stranger", stranger, "lead", kits.COORDINATOR)
+    assert not (folder / "never").exists()
+
+
+def assert_no_certificate_is_refused(federation):
+    """A client that trusts the authority but has no certificate is not answered."""
+    trusted = federation.folder / "authority" / "authority.crt"
+
+    def exchange(context):
+        context.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection(("127.0.0.1", federation.port), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+        ):
+            secured.settimeout(10)
+            secured.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+            return secured.recv(64)
+
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        exchange(ssl.create_default_context(cafile=trusted))
+    known = ssl.create_default_context(cafile=trusted)  # the twin: with a certificate the server answers
+    startup = federation.folder / "coordinator" / "startup"
+    known.load_cert_chain(startup / "client.crt", startup / "client.key")
+    assert exchange(known)
+
+
+def test_bad_requests_are_refused(federation, folder):
+    """What the commands answer to nonsense, with its exit code."""
+    usage, failed = int(ExitCode.USAGE), int(ExitCode.FEDERATION)
+    federation.fald("federation", "init", federation.folder, "--sites", "a,b", "--host", "h", code=usage)
+    federation.fald("federation", "serve", federation.folder, code=failed)  # the port is taken
+    federation.fald("federation", "serve", folder / "nowhere", code=usage)
+
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_five_commands_of_the_readme(tmp_path):
+    """Followed literally, with a terminal for each command that keeps running."""
+    fences = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    (block,) = [content for kind, content in fences if kind == "sh" and "federation init" in content]
+    (study,) = [content for kind, content in fences if kind == "toml"]
+    (printed,) = [
+        content for kind, content in fences if "fald run study.toml" in content and kind == "console"
+    ]
+    lines = [line.split() for line in block.splitlines()]
+    assert [line[1:3] for line in lines[:4]] == [["federation", c] for c in ("init", "serve", "join", "join")]
+    for table in (Path(__file__).parents[2] / "examples" / "two-sites").glob("*.csv"):
+        shutil.copy(table, tmp_path)
+    (tmp_path / "study.toml").write_text(study)
+    init, *keep, run = [[*FALD, *line[1:]] for line in lines]
+    init = [*init, "--port", str(free_port())]  # the only word that is not the README's
+    kept = []
+    try:
+        subprocess.run(init, cwd=tmp_path, check=True, timeout=120, capture_output=True)
+        kept += [start(command, tmp_path, tmp_path / f"{i}.txt") for i, command in enumerate(keep)]
+        end = time.monotonic() + 240
+        while "2 of 2 sites joined" not in (tmp_path / "0.txt").read_text() and time.monotonic() < end:
+            time.sleep(0.5)
+        done = subprocess.run(run, cwd=tmp_path, timeout=400, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    finally:
+        for command in kept:
+            end_family(command.pid)
+            command.wait()
+    rows = [line for line in printed.splitlines() if line.startswith(("treatment", "age", "intercept"))]
+    assert len(rows) == 3
+    for row in rows:
+        (found,) = [line for line in done.stdout.splitlines() if line.startswith(row.split()[0])]
+        np.testing.assert_allclose(numbers(found), numbers(row), rtol=0.02, atol=0.005)
+
+
+def numbers(line):
+    return [float(word) for word in re.findall(r"-?\d+\.\d+", line)]
