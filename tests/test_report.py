@@ -31,7 +31,8 @@ HEALTHY = {
         "foreseen": {"predicted": PREDICTED}, "step_times_curvature": 0.1, "pseudo_posterior": False,
     },
     "ended": "", "chains": 4, "modes": None, "sites": [SITE], "predictive": CHECK, "no_predictive": "",
-    "reference": None, "doubling": {"shift": 0.01, "standard_error": 0.01, "shift_parameter": "x"},
+    "federation": None, "reference": None,
+    "doubling": {"shift": 0.01, "standard_error": 0.01, "shift_parameter": "x"},
 }  # fmt: skip
 
 
@@ -332,7 +333,10 @@ def test_every_light_can_be_green_and_red():
         "Predicted bias": {"run": {**base["run"], "foreseen": {"predicted": {**predicted, "bias": 0.5}}}},
         "Step size": {"run": {**base["run"], "step_times_curvature": 1.5}},
         "Twice the step size": {"doubling": {**base["doubling"], "shift": 0.5}},
-        "Sites": {"sites": [{**site, "took_part": 0}]},
+        "Sites": {
+            "federation": {"dropouts": [{"round": 3, "silent": ["b"]}]},
+            "sites": [{**site, "took_part": 0}],
+        },
         "Fit of the model": {"predictive": {**check, "squared_error": {"p_value": 0.002, "distance": 9.0}}},
     }
     for name, change in broken.items():

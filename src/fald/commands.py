@@ -119,7 +119,8 @@ def run_study(
     write_atomically(out / "study.json", about)
     if place is not None:
         tree.attrs["federation"] = json.dumps(place.about())
-    if data.present and not is_fit(tree) and tree.attrs["method"] == "fa-ld":
+    planned = study.sampler is None or study.sampler.method == "fa-ld"
+    if data.present and planned and not is_fit(tree):
         tree.attrs["foreseen"] = json.dumps(foresee(model, data, settings_of(tree)))
     save(_named(tree, study, command), result)
     (out / "partial.nc").unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -286,7 +287,7 @@ class Study(_Section):
 
     def build_model(self, features: Iterable[str]) -> Model:
         """The model over the encoded feature columns."""
-        return _built(self.model, tuple(features), str(float_dtype()))
+        return _built(json.dumps(self.model.model_dump()), tuple(features), str(float_dtype()))
 
     def as_settings(self) -> dict[str, Any]:
         """The whole study as plain values under its kebab-case keys."""
@@ -296,8 +297,9 @@ class Study(_Section):
 
 
 @functools.lru_cache(maxsize=64)
-def _built(m: ModelSection, names: tuple[str, ...], dtype: str) -> Model:
+def _built(section: str, names: tuple[str, ...], dtype: str) -> Model:
     """One model for one description and precision, so that what was compiled for it is found again."""
+    m = ModelSection.model_validate(json.loads(section), by_name=True)
     if m.family == "linear":
         return models.linear_regression(
             names,

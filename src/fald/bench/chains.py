@@ -96,7 +96,7 @@ def _one_client(model: fald.Model, rounds: int) -> Case:
     import blackjax
 
     rows = jax.tree.map(jnp.asarray, data.client(data.names[0]))
-    algorithm = blackjax.sgld(
+    algorithm: Any = blackjax.sgld(
         lambda theta, batch: -jax.grad(functools.partial(_energy, model))(theta, batch, 1.0)
     )
 

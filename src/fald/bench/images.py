@@ -10,11 +10,13 @@ import functools
 import importlib.util
 from collections.abc import Callable
 
+import jax.numpy as jnp
 import numpy as np
 
 import fald
 from fald import samplers
 from fald.bench.timing import Case, Contender, Goal, fastest, times_faster
+from fald.engines import Problem
 
 _CLIENTS, _ROWS, _PIXELS, _CLASSES, _BATCH, _STEPS = 10, 6000, 784, 10, 200, 50
 _HIDDEN = 100
@@ -69,8 +71,8 @@ def _sample(model: fald.Model, x: np.ndarray, y: np.ndarray, rounds: int) -> Non
     data = fald.FederatedData((x, y), np.arange(_CLIENTS + 1) * _ROWS, names)
     method = samplers.fald(local_steps=_STEPS, step_size=_STEP, temperature=_TEMPERATURE, batch_size=_BATCH)
     engine = fald.InProcess()
-    problem = fald.engines.Problem(
-        rng_key=np.array([0, 1], np.uint32),
+    problem = Problem(
+        rng_key=jnp.array([0, 1], jnp.uint32),
         model=model,
         data=data,
         method=method,

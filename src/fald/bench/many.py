@@ -5,11 +5,13 @@ from __future__ import annotations
 import resource
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 
 import fald
 from fald import samplers
 from fald.bench.timing import Case, Contender, Goal
+from fald.engines import Problem
 
 _FEATURES, _CLASSES, _PER_CLIENT = 64, 10, 40
 _SLOTS, _STEPS, _BATCH = 50, 10, 20
@@ -29,8 +31,8 @@ def _rounds(data: fald.FederatedData, count: int):
     """A function that runs ``count`` rounds, set up once as in a long run."""
     model = fald.models.softmax_regression(_FEATURES, _CLASSES)
     method = samplers.fald(local_steps=_STEPS, step_size=1e-9, batch_size=_BATCH)
-    problem = fald.engines.Problem(
-        rng_key=np.array([0, 1], np.uint32),
+    problem = Problem(
+        rng_key=jnp.array([0, 1], jnp.uint32),
         model=model,
         data=data,
         method=method,

@@ -6,10 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 import fald
 from fald import samplers
+from fald.engines import Problem
 
 _USUAL = {"local_steps": 10, "participants": 20, "batch": 100, "features": 200}
 _GRID = {
@@ -30,7 +32,7 @@ def _round(settings: dict[str, int]):
     model = fald.models.softmax_regression(settings["features"], 10)
     method = samplers.fald(local_steps=settings["local_steps"], step_size=1e-9, batch_size=settings["batch"])
     scheme = fald.without_replacement(settings["participants"])
-    problem = fald.engines.Problem(np.array([0, 1], np.uint32), model, data, method, scheme, 1, 10**6, 1)
+    problem = Problem(jnp.array([0, 1], jnp.uint32), model, data, method, scheme, 1, 10**6, 1)
     engine = fald.InProcess()
     state = engine.init(problem, model.flat_initial_position[None])
     engine.advance(problem, state, 1)

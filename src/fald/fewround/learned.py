@@ -105,8 +105,8 @@ def learned_hmc(
         ends = [quantities(ensembles[i]) for i in (0, -2, -1)]
         names = list(model.parameter_names)
         checks = [*chain_checks(ends, energies, accepted, _LEAST, tolerance, names), tail]
-        if all(check.holds for check in checks):
-            break
+        if not tail.holds or all(check.holds for check in checks):
+            break  # of a surrogate with heavy weights, further decisions would not be believed either
     failed = [check for check in checks if not check.holds]
     return chains_outcome(frame.positions(z), failed, fresh.khat, trace), rounds
 

@@ -52,7 +52,9 @@ def run_document(
     """
     set_precision(study)
     data, model, why = None, None, _PRIVATE
-    if study.privacy is None:
+    if "federation" in tree.attrs:
+        why = "the rows are at the sites"
+    elif study.privacy is None:
         data, model, why = _rows(study, tree)
     found = None
     if doubling and data is not None and not is_fit(tree) and not tree.attrs["point_estimate"]:
@@ -137,6 +139,7 @@ def result_document(
         "no_predictive": reason,
         "reference": None if reference is None or point else _distance(tree, *reference),
         "doubling": None,
+        "federation": json.loads(tree.attrs.get("federation", "null")),
         "privacy_statement": tree.attrs.get("privacy_statement", ""),
         "target": "",
         "family": "",

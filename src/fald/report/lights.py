@@ -240,7 +240,7 @@ def _point(document: Document) -> Light:
 
 
 def _sites(document: Document) -> Light:
-    rule = "red if a site never took part, amber if far less often than planned"
+    rule = "red if a site never took part, amber if far less often than planned or late"
     sites = document["sites"]
     silent = [s["client"] for s in sites if s["took_part"] == 0]
     seldom = [s["client"] for s in sites if s["seldom"] and s["took_part"] > 0]
@@ -255,6 +255,10 @@ def _sites(document: Document) -> Light:
         return Light(
             "Sites", "amber", shown, f"{_listed(seldom)} took part far less often than planned.", rule
         )
+    lost = {name for drop in (document["federation"] or {}).get("dropouts", ()) for name in drop["silent"]}
+    if lost:
+        said = f"{_listed(sorted(lost))} did not answer in time in some rounds."
+        return Light("Sites", "amber", shown, said, rule)
     return Light("Sites", "green", shown, "Every site took part as planned.", rule)
 
 
