@@ -83,13 +83,13 @@ def drill(folder: Path) -> bool:
     study, out = write_study(folder, ROUNDS), folder / "out"
     study.write_text(study.read_text() + OPTIONS)
     site = sorted(tables)[-1]
-    began = time.monotonic()
 
     def reached() -> int:
         lines = journal(out)
         return lines[-1]["round"] if lines else 0
 
     with Hosts(folder, tables) as hosts:
+        began = time.monotonic()
         say(f"coordinator at {hosts.host}, sites: {', '.join(hosts.hosts)}", began)
         run = hosts.begin(study, out, "--quiet")
         hosts.wait_for(lambda: reached() >= CUT_AFTER, 600)
