@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -206,3 +207,14 @@ def test_the_lock_tells_a_living_run_from_a_killed_one(tmp_path):
         assert [line["event"] for line in read(tmp_path)] == ["start"]
     finally:
         process.kill()
+
+
+def test_every_key_is_in_the_reference(tmp_path):
+    page = Path(__file__).parents[1] / "docs" / "reference" / "file-formats.md"
+    described = page.read_text(encoding="utf-8").partition("## The journal")[2].partition("## Folder of a")[0]
+    sample(tmp_path)
+    keys = {key for line in read(tmp_path) for key in line}
+    fald.fit(0, MODEL, ROWS, progress=False, journal=tmp_path)
+    keys |= {key for line in read(tmp_path) for key in line}
+    assert {"energy", "k_hat", "event", "status"} <= keys
+    assert {key for key in keys if f"`{key}`" not in described} == set()

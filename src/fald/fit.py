@@ -29,7 +29,7 @@ from fald.participation import Participation
 from fald.planner import Goal, plan
 from fald.prepare import MAX_DIM
 from fald.privacy.guard import Protection
-from fald.results import draws_by_row, posterior_groups, reported, site_sizes
+from fald.results import draws_by_row, labels, posterior_groups, reported, site_sizes
 from fald.samplers.base import check_count
 from fald.sampling import as_key, check_model, density_probe, sample
 from fald.threads import one_thread
@@ -316,6 +316,7 @@ def _teller(progress: bool, trace: list[dict[str, Any]]) -> Callable[[int], None
 
 def _describer(model: Model, trace: list[dict[str, Any]]) -> Callable[[int], dict[str, Any]]:
     """What the journal is told of a round: its draws and weights, and where the posterior seems to be."""
+    names = model.parameter_names if model.constrain_fn is not None else labels(model)
 
     def describe(number: int) -> dict[str, Any]:
         if number > len(trace):
@@ -324,7 +325,7 @@ def _describer(model: Model, trace: list[dict[str, Any]]) -> Callable[[int], dic
         said = {"draws": sum(r["draws"] for r in trace[:number]), "ess": row["ess"], "k_hat": row["khat"]}
         if "mean" not in row:
             return said
-        rows = list(zip(model.parameter_names, row["mean"], row["sd"]))[:MOST_PARAMETERS]
+        rows = list(zip(names, row["mean"], row["sd"]))[:MOST_PARAMETERS]
         return {**said, "intervals": {name: [m, m - 1.96 * s, m + 1.96 * s] for name, m, s in rows}}
 
     return describe

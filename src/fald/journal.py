@@ -61,6 +61,7 @@ class Journal:
         self.about: dict[str, Any] = {}
         self._file: IO[bytes] | None = None
         self._last = self._next_summary = time.monotonic()
+        self._summaries = 0
 
     @property
     def due(self) -> bool:
@@ -98,8 +99,9 @@ class Journal:
         return self.path is not None and time.monotonic() >= self._next_summary
 
     def summarised(self, seconds: float) -> None:
-        """Note that a summary took so long."""
-        self._next_summary = time.monotonic() + max(2.0, _SHARE * seconds)
+        """Note that a summary took so long; the first loads and compiles, and does not count."""
+        self._next_summary = time.monotonic() + max(2.0, _SHARE * seconds if self._summaries else 0.0)
+        self._summaries += 1
 
     @contextlib.contextmanager
     def running(self, **start: Any) -> Iterator[None]:
@@ -208,14 +210,26 @@ def replies(carrier: Any) -> Mapping[str, Any] | None:
 def _open(path: Path) -> IO[bytes]:
     """The file, locked and ready for a new line after whatever a kill left behind."""
     file = open(path, "ab+", buffering=0)  # noqa: SIM115 - it stays open as long as the run
-    if _fcntl is not None:
-        with contextlib.suppress(OSError):  # some network folders have no locks
-            _fcntl.flock(file, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
+    _lock(file)
     if file.seek(0, os.SEEK_END) > 0:
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":
             file.write(b"\n")
     return file
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Lock the file; whoever asks whether the run is alive holds it for a moment, hence the patience."""
+    if _fcntl is None:
+        return
+    for _ in range(20):
+        try:
+            _fcntl.flock(file, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(0.01)
+        except OSError:  # some network folders have no locks
+            return
 
 
 def _plain(value: Any) -> Any:

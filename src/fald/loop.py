@@ -97,7 +97,7 @@ def run(
     def save() -> None:
         nonlocal saved_at
         if store is not None and state.round > store.saved_round:
-            written(lambda: store.save(state, records))
+            written(functools.partial(store.save, state, records))
         saved_at = time.monotonic()
 
     chunk = 1

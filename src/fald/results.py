@@ -197,3 +197,11 @@ def draws_by_row(tree: xr.DataTree) -> dict[str, tuple[str, np.ndarray]]:
                 label = index[0]
             rows[label] = (str(name), values[(slice(None), slice(None), *place)])
     return rows
+
+
+def labels(model: Model) -> list[str]:
+    """What ``draws_by_row`` calls the scalars of a model."""
+    import xarray as xr
+
+    one = np.asarray(model.flat_initial_position)[None, None]
+    return list(draws_by_row(xr.DataTree.from_dict(posterior_groups(model, one))))

@@ -78,7 +78,7 @@ def test_cost_does_not_count_on_chance(tmp_path):
 
 
 def test_a_decaying_step_is_charged_at_its_first(tmp_path):
-    decay = study({"step-size": {"smoothness": 5e4, "strong-convexity": 1e5}})
+    decay = study({"step-size": {"smoothness": 5e4, "strong-convexity": 1e4}})
     ledger = Ledger(tmp_path / "ledger.jsonl")
     open_account(ledger, "decay", tmp_path, decay, SIZES, 0).begin()
     open_account(ledger, "constant", tmp_path, study(), SIZES, 0).begin()
@@ -166,6 +166,23 @@ def test_the_limit_of_the_study_ends_it(tmp_path):
 def test_studies_that_a_site_cannot_account_for_are_refused(changed, message):
     with pytest.raises(PrivacyError, match=message):
         private_parts(changed())
+
+
+def test_what_runs_is_what_is_accounted_for(tmp_path):
+    """Options set what the keys of the section leave out."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    open_account(ledger, "hot", tmp_path, study(), SIZES, 0).begin()
+    open_account(ledger, "cold", tmp_path, study({"options": {"temperature": 0.25}}), SIZES, 0).begin()
+    assert ledger.charged("cold").epsilon > 1.5 * ledger.charged("hot").epsilon
+
+
+@pytest.mark.parametrize("method", ["fsgld", "laplace", "scaffold-2"])
+def test_methods_without_accounting_are_refused(method):
+    sampler = {"method": method, "num-rounds": 5}
+    if method != "laplace":
+        sampler |= {"local-steps": 2, "step-size": 1e-5}
+    with pytest.raises(PrivacyError, match="no privacy accounting"):
+        private_parts(make_study({**TREE, "sampler": sampler}, "test"))
 
 
 def test_unbounded_gradients_are_refused(tmp_path):

@@ -87,6 +87,14 @@ def test_switches_refuse_what_they_forbid(tree, fits):
         policy.check(ASKED)
 
 
+@pytest.mark.parametrize("method", ["fsgld", "consensus", "consensus-parametric", "laplace"])
+def test_methods_that_send_curvature_count_as_such(method):
+    asked = replace(ASKED, method=method, few_round=False, curvature=False)
+    make_policy({"allowed-methods": [method]}).check(asked)
+    with pytest.raises(PolicyError, match="second derivatives"):
+        make_policy({"curvature": False}).check(asked)
+
+
 def test_a_method_chosen_later_needs_all_that_may_be_chosen():
     make_policy({"allowed-methods": ["importance", "corrected", "langevin"]}).check(ASKED)
     make_policy({"allowed-methods": ["auto"]}).check(replace(ASKED, method="corrected"))

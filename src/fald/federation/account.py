@@ -20,7 +20,8 @@ from fald.errors import FederationError, PrivacyError
 from fald.federation.ledger import Ledger
 from fald.privacy import RunSettings, step_noise
 from fald.privacy.rounds import ClientLedger
-from fald.study import Decay, PrivacySection, SamplerSection, Study
+from fald.samplers import FALD
+from fald.study import PrivacySection, SamplerSection, Study
 
 _MORE = 100  # what is asked beyond the plan is charged by hundredths of it
 
@@ -159,7 +160,7 @@ def open_account(
     All releases count as made with the largest step of a schedule, and as if chance had no part in who is
     asked, so the site's ε may exceed that of the coordinator's statement.
     """
-    asked, sampler = private_parts(study)
+    asked, sampler, method = private_parts(study)
     part = None if sampler.participation == "full" else sampler.arguments()["participation"]
     share = 1.0 if part is None else part.num_participants / len(sizes)
 
@@ -168,16 +169,16 @@ def open_account(
             return 0.0
         settings = RunSettings(
             sizes=list(sizes),
-            local_steps=sampler.local_steps,
+            local_steps=method.local_steps,
             num_rounds=releases,
-            step_size=_largest_step(sampler),
-            temperature=sampler.temperature,
-            correlation=sampler.correlation,
-            batch_size=sampler.batch_size,
+            step_size=_largest_step(method),
+            temperature=method.temperature,
+            correlation=method.correlation,
+            batch_size=method.batch_size,
             participation=part,
-            noise=sampler.noise,
-            clip_norm=sampler.clip_norm,
-            sensitivity=None if sampler.clip_norm is not None else sensitivity,
+            noise=method.noise,
+            clip_norm=method.clip_norm,
+            sensitivity=None if method.clip_norm is not None else sensitivity,
         )
         noise = step_noise(settings, view="summed" if summed else "server")
         # whoever asks knows that the site takes part: chance does not count
@@ -202,13 +203,14 @@ def open_account(
     )
 
 
-def private_parts(study: Study) -> tuple[PrivacySection, SamplerSection]:
-    """The sections of a study that a site can account for.
+def private_parts(study: Study) -> tuple[PrivacySection, SamplerSection, FALD]:
+    """The sections of a private study, and its method, where a site can account for them.
 
     Raises
     ------
     PrivacyError
-        If it has none, if its noise is no secret, or if how much noise a site adds is left to chance.
+        If there are none, if the method is not FA-LD, if its noise is no secret, or if how much noise a site
+        adds is left to chance.
     """
     if study.privacy is None or study.sampler is None:
         raise PrivacyError("the study has no [privacy] section")
@@ -222,7 +224,10 @@ def private_parts(study: Study) -> tuple[PrivacySection, SamplerSection]:
             "a site cannot account for rounds in which it is drawn several times",
             hint='use participation = "full" or "without-replacement"',
         )
-    return study.privacy, study.sampler
+    # the method as it will run: options of a study can set what its keys leave out
+    method = study.sampler.build_method().without_energy()
+    assert isinstance(method, FALD)
+    return study.privacy, study.sampler, method
 
 
 def check_weights(study: Study, sizes: Sequence[int], site: int, weights: ArrayLike) -> int:
@@ -236,7 +241,7 @@ def check_weights(study: Study, sizes: Sequence[int], site: int, weights: ArrayL
     FederationError
         If a weight is neither zero nor that of the study.
     """
-    _, sampler = private_parts(study)
+    _, sampler, _ = private_parts(study)
     w = np.asarray(weights, float)
     right = (
         sizes[site] / sum(sizes) if sampler.participation == "full" else 1 / (sampler.num_participants or 1)
@@ -249,10 +254,7 @@ def check_weights(study: Study, sizes: Sequence[int], site: int, weights: ArrayL
     return int(taking.sum())
 
 
-def _largest_step(sampler: SamplerSection) -> float:
+def _largest_step(method: FALD) -> float:
     """The step size of a run, or the first of a decay: a coordinator may ask early rounds again."""
-    step = sampler.step_size
-    if isinstance(step, Decay):
-        return 1.0 / (2.0 * step.smoothness)
-    assert step is not None
-    return float(step)
+    step = method.step_size
+    return float(step(0)) if callable(step) else float(step)

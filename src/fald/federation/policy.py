@@ -22,6 +22,7 @@ from fald.study import FitSection, ModelSection
 
 FEW_ROWS = 5
 FAMILIES: tuple[str, ...] = get_args(ModelSection.model_fields["family"].annotation)
+CURVATURE_METHODS = ("fsgld", "consensus", "consensus-parametric", "laplace")
 FEW_ROUND_METHODS: tuple[str, ...] = get_args(FitSection.model_fields["method"].annotation)
 
 
@@ -201,7 +202,7 @@ class Policy(_Section):
         found = []
         if task.rows < self.minimum_rows:
             found.append("it has fewer rows than it wants to have to take part (minimum-rows)")
-        if task.curvature and not self.curvature:
+        if (task.curvature or task.method in CURVATURE_METHODS) and not self.curvature:
             found.append("second derivatives over its rows (curvature)")
         if not task.secure_sum and not self.unsummed:
             found.append("uploads that do not go through a secure sum (unsummed)")

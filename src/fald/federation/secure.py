@@ -40,7 +40,7 @@ from fald.federation.fixed_point import (
 )
 from fald.federation.identity import Identity, check_public, check_signature
 
-__all__ = ["FEWEST_SITES", "Identity", "Session", "fixed_point_sum", "unmask_sum"]
+__all__ = ["FEWEST_SITES", "Identity", "Session", "check_shares", "fixed_point_sum", "unmask_sum"]
 
 PROTOCOL = "fald secure sum 1"
 FEWEST_SITES = 3
@@ -327,6 +327,35 @@ class Session:
                 hint="sums with and without a site show that site's numbers; go on to the next round",
             )
         return sites
+
+
+def check_shares(weights: ArrayLike, sizes: Sequence[int]) -> None:
+    """Refuse a weighted sum whose weights are not the sites' shares of the rows.
+
+    A coordinator that gives one site all the weight would read its numbers off the sum.
+
+    Parameters
+    ----------
+    weights
+        (…, sites) weights.
+    sizes
+        Rows of each site.
+
+    Raises
+    ------
+    SecureSumError
+        If a weight is another.
+
+    Examples
+    --------
+    >>> check_shares([[0.25, 0.25, 0.5]], [10, 10, 20])
+    """
+    w, shares = np.asarray(weights, float), np.asarray(sizes, float) / sum(sizes)
+    if w.shape[-1:] != shares.shape or not np.allclose(w, shares, rtol=1e-6, atol=0):
+        raise SecureSumError(
+            "the weights of the sum are not the sites' shares of the rows",
+            hint="other weights can single out a site",
+        )
 
 
 def unmask_sum(uploads: Sequence[NDArray[np.uint64]]) -> NDArray[np.float64]:

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from fald.checkpoint import write_atomically
 from fald.commands import set_precision
 from fald.data import FederatedData
-from fald.errors import ConfigError, FaldError, FederationError, PolicyError, SecureSumError
+from fald.errors import ConfigError, FaldError, FederationError, PolicyError, PrivacyError, SecureSumError
 from fald.federation import wire
+from fald.federation.account import private_parts
 from fald.federation.policy import Policy, Proposal, read_policy
 from fald.federation.secure import Identity
 from fald.federation.site_run import Last, Owner, SiteRun
@@ -39,7 +40,7 @@ Array = NDArray[Any]
 PROTOCOL = 1
 _ID = re.compile(r"[0-9a-f]{16}")
 _SEND_CURVATURE = ("laplace", "consensus", "consensus-parametric", "fsgld")
-_TELLS = (PolicyError, SecureSumError, FederationError)  # whose words never come from rows
+_TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError)  # whose words never come from rows
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,8 @@ class SiteWorker:
         check_model(model, data)
         proposal = _proposal(study, bool(v["secure"]), data.num_rows, model.dim)
         self.policy.check(proposal)
+        if study.privacy is not None:
+            private_parts(study)  # before anything leaves
         folder = self._folder(ids[0])
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         known = _read_json(folder / "run.json")

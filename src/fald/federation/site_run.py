@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,7 +21,7 @@ from fald.federation.account import Account, check_weights, open_account
 from fald.federation.langevin import LangevinSite, Task
 from fald.federation.ledger import Ledger
 from fald.federation.policy import Policy
-from fald.federation.secure import Identity, Session
+from fald.federation.secure import Identity, Session, check_shares
 from fald.fewround.evaluate import Site, make_site
 from fald.fewround.site import answer, expand
 from fald.models.base import Model
@@ -150,6 +151,8 @@ class SiteRun:
     def ask(self, message: wire.Message, digest: bytes) -> dict[str, Array]:
         """Answer a request of the few-round methods: sums over this site's rows."""
         self._require_begun()
+        if self.study.sampler is not None:
+            raise FederationError("the study that was agreed on takes no such requests")
         if self._rows is None:
             self._rows = make_site(self.model, self.data.rows, self.site.name)
         found = answer(self._rows, expand(message.arrays))
@@ -174,6 +177,8 @@ class SiteRun:
         v, weights = message.values, message.arrays["weight"]
         if weights.ndim != 2 or weights.shape[1] != len(self.about["names"]):
             raise FederationError("the coordinator's weights do not fit the roster")
+        if self._session is not None:
+            check_shares(weights, self.about["sizes"])
         weight = weights[:, self._place]
         if self.study.privacy is not None and not again:
             releases = check_weights(self.study, self.about["sizes"], self._place, weight)
@@ -194,10 +199,16 @@ class SiteRun:
             flat,
             round=int(v["round"]),
             attempt=int(v["attempt"]),
-            digest=digest,
+            digest=wire.digest(digest + self._agreed),
             among=v.get("among"),
             saturate=saturate,
         )
+
+    @functools.cached_property
+    def _agreed(self) -> bytes:
+        """Hash of what the round rests on: sites that were told different things must not get a sum."""
+        parts = {key: self.about.get(key) for key in ("study", "names", "sizes", "start", "root")}
+        return wire.digest(json.dumps(parts, sort_keys=True).encode())
 
     def _prepare(self) -> LangevinSite:
         sampler = self.study.require_any_sampler()

@@ -1,0 +1,1 @@
+"""What runs at a site of this federation besides fald."""

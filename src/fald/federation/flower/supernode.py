@@ -1,0 +1,94 @@
+"""A SuperNode that runs the installed package and nothing else.
+
+A SuperNode runs the code of whatever app is submitted to its SuperLink. Started through this module, it
+answers every message with the installed ``fald`` and never unpacks the app::
+
+    python -m fald.federation.flower.supernode SITE --superlink HOST:PORT --root-certificates ca.crt …
+
+``SITE`` is the folder with ``site.toml``; the rest goes to ``flower-supernode``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from fald.errors import ConfigError, FaldError
+from fald.federation.flower import require_flower
+from fald.federation.site import read_site
+
+_MODULE = "fald.federation.flower.supernode"  # as a program its name is another
+_OURS = "flwr-clientapp"
+_REFUSED = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
+
+
+def prepare(folder: Path) -> dict[str, str]:
+    """Write stand-ins for the commands that a SuperNode starts by name; returns what its environment needs.
+
+    Raises
+    ------
+    ConfigError
+        If the folder is none of a site, or Flower is not installed.
+    """
+    require_flower()
+    settings = read_site(folder)
+    place = settings.state.absolute() / "bin"
+    place.mkdir(parents=True, exist_ok=True)
+    settings.state.chmod(0o700)
+    python = shlex.quote(sys.executable)
+    run = f"exec {python} -c 'from {_MODULE} import answer; answer()' \"$@\""
+    refuse = "echo 'fald: this SuperNode runs no other apps' >&2\nexit 1"
+    for name in (_OURS, *_REFUSED):
+        path = place / name
+        path.write_text(f"#!/bin/sh\n{run if name == _OURS else refuse}\n")
+        path.chmod(0o700)
+    return {
+        "PATH": os.pathsep.join([str(place), str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "FALD_SITE": str(folder.absolute()),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
+
+
+def answer() -> None:
+    """Do what ``flwr-clientapp`` does, with the installed app in place of the submitted one."""
+    from flwr.supernode.cli import flwr_clientapp
+    from flwr.supernode.runtime import run_clientapp as runtime
+
+    from fald.federation.flower.app import client_app
+
+    instead = {
+        "install_from_fab": lambda *_, **__: None,
+        "get_load_client_app_fn": lambda *_, **__: lambda *_: client_app,
+    }
+    for name, function in instead.items():
+        if not hasattr(runtime, name):  # better no answer than a stranger's code
+            raise SystemExit(f"fald: this version of Flower loads apps in another way ({name} is gone)")
+        setattr(runtime, name, function)
+    flwr_clientapp()
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Become a SuperNode."""
+    if not arguments or arguments[0].startswith("-"):
+        raise ConfigError(
+            "the site's folder is missing",
+            hint=f"python -m {_MODULE} SITE --superlink HOST:PORT --root-certificates ca.crt",
+        )
+    folder, *rest = arguments
+    if any(word.split("=")[0] in ("--isolation", "--node-config") for word in rest):
+        raise ConfigError("--isolation and --node-config are not for this SuperNode", hint="leave them out")
+    environment = prepare(Path(folder))
+    command = str(Path(sys.executable).parent / "flower-supernode")
+    os.execve(command, [command, *rest], {**os.environ, **environment})
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except FaldError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(int(error.exit_code))
