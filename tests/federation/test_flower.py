@@ -74,7 +74,7 @@ def test_the_trial_equals_the_run_in_one_process(federation, settings, tmp_path)
     study, out = tmp_path / "study.json", tmp_path / "out"
     job = {"study": settings, "out": str(out), "resume": False}
     study.write_text(json.dumps(job))
-    config = f'job="{study}" sites="north,south"'
+    config = f'job="{study}" sites="north,south" wait=300'
     federation.flwr("run", str(APP), "loop", "--run-config", config)
     files = {name: str(path) for name, path in federation.data.items()}
     here = make_study({**settings, "data": {**settings["data"], "files": files}}, "a test")
