@@ -1,7 +1,8 @@
 """Run in place of Flower's ``flwr-clientapp``: the installed app, whatever app was submitted.
 
 It is started by its path and imports ``fald`` only when Flower asks for the app. By then the process sends
-signs of life; a process without them is given up after a while, and on a busy machine loading JAX can take that long.
+signs of life; one without them is given up after a while, and loading JAX on a busy machine can take that
+long.
 """
 
 from __future__ import annotations
