@@ -36,8 +36,8 @@ client_app = ClientApp()
 @server_app.main()
 def main(grid, context):
     nodes = list(grid.get_node_ids())
-    messages = [Message(RecordDict(), node, "query", ttl=60) for node in nodes]
-    replies = list(grid.send_and_receive(messages, timeout=60))
+    messages = [Message(RecordDict(), node, "query", ttl=200) for node in nodes]
+    replies = list(grid.send_and_receive(messages, timeout=200))
     Path({done!r}).write_text(str([len(nodes), len(replies)]))
 
 
@@ -123,6 +123,6 @@ def test_a_guarded_supernode_runs_no_shipped_code(federation, tmp_path):
     text = text.replace("fald.federation.flower.app", "hostile.app").replace("fald-study", "hostile")
     (app / "pyproject.toml").write_text(text)
     federation.flwr("run", str(app), "loop")
-    wait_for(done.exists, 120, "the end of the hostile app")
+    wait_for(done.exists, 300, "the end of the hostile app")
     assert json.loads(done.read_text()) == [2, 2]
     assert [path.read_text() for path in loot.iterdir()] == ["a plain SuperNode"]
