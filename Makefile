@@ -37,7 +37,13 @@ lint: $(VENV)/dev.stamp  ## style, types, import directions
 docs: $(VENV)/dev.stamp  ## build the documentation, running its examples; warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
-bench: $(VENV)/dev.stamp  ## measure speed, as ratios in one run
+$(VENV)/bench.stamp: $(VENV)/dev.stamp
+	@echo "installing what fald is measured against into $(VENV)"
+	@$(PIP) --editable '.[bench]'
+	@touch $@
+
+bench: $(VENV)/bench.stamp  ## measure speed beside other loops, as ratios in one run; at most 15 minutes
+	$(BIN)/fald bench --out benchmarks/speed
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove environments and build products

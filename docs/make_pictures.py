@@ -1,4 +1,4 @@
-"""Draw the forest plot of the demo as SVG, by hand, from the files of a demo run.
+"""Pictures of the demo, from the files of a demo run: its forest plot as SVG, and the top of its report.
 
 fald demo
 python docs/make_pictures.py fald-demo
@@ -111,8 +111,28 @@ def forest(summary: dict, study: dict) -> str:
     )
 
 
+def screenshot(page: Path, target: Path, height: int = 1010) -> None:
+    """The top of a page as a small PNG; needs Chromium, as the tests of pages do."""
+    from PIL import Image
+    from playwright.sync_api import sync_playwright
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "browser"))
+    from harness import FLAGS, NO_BROWSER, find_chromium
+
+    program = find_chromium()
+    if program is None:
+        sys.exit(NO_BROWSER)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        view = browser.new_page(viewport={"width": 760, "height": height})
+        view.goto(page.resolve().as_uri())
+        view.screenshot(path=target, animations="disabled")
+        browser.close()
+    Image.open(target).quantize(64).save(target, optimize=True)  # a third of the size, and looks the same
+
+
 def main() -> None:
-    """Read the files of a run and write the picture."""
+    """Read the files of a run and write the pictures."""
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     folder = Path(sys.argv[1])
@@ -120,7 +140,8 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     target = IMAGES / "demo.svg"
     target.write_text(forest(summary, study), encoding="utf-8")
-    print(f"wrote {target}")
+    screenshot(folder / "report.html", IMAGES / "report.png")
+    print(f"wrote {target} and {IMAGES / 'report.png'}")
 
 
 if __name__ == "__main__":

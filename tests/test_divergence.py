@@ -143,7 +143,7 @@ def test_schedules_are_explained_too():
 WEAK_LOG = fald.Model(
     logprior_fn=lambda p: -0.5 * p["rate"] ** 2,
     loglikelihood_fn=lambda p, x: 0.01 * x * jnp.log(p["rate"]),
-    initial_position={"rate": jnp.array(0.3)},
+    initial_position={"rate": jnp.array(0.8)},
 )
 ONES = fald.FederatedData.from_arrays({"a": np.ones(5), "b": np.ones(3)})
 

@@ -14,7 +14,7 @@ import pytest
 import fald
 from fald import gaussian
 from fald.client import Rows
-from fald.engines import inprocess
+from fald.engines import rounds
 from fald.noise import own_variance
 from helpers import START, deviations, draws, federation, linear_model, quadratics
 
@@ -170,7 +170,7 @@ def test_sampler_with_a_mistake_in_its_noise_is_rejected(mistake, monkeypatch):
 @pytest.mark.parametrize("scheme", ["full", "I"])
 def test_sampler_without_the_share_in_its_energy_is_rejected(scheme, monkeypatch):
     # a client that takes its own rows for those of all clients has ℓ^c for its energy, not ℓ^c/p_c
-    monkeypatch.setattr(inprocess, "Rows", lambda flat, offset, size, total: Rows(flat, offset, size, size))
+    monkeypatch.setattr(rounds, "Rows", lambda flat, offset, size, total: Rows(flat, offset, size, size))
     sample = sampled(4, 4, model=dataclasses.replace(MODEL), participation=SCHEMES[scheme])
     assert largest(sample, expected(4, participation=SCHEMES[scheme])) > 2 * LIMIT
 

@@ -11,7 +11,7 @@ import pytest
 
 import fald
 from fald import loop
-from fald.engines import inprocess
+from fald.engines import inprocess, rounds
 from fald.gradients import Split, choose_without_replacement
 from fald.keys import Stream, chain_key, client_key, normals, stream_key
 from helpers import run_python
@@ -215,8 +215,8 @@ def test_capacities_must_hold_the_largest_client():
 
 def test_padding_rows_that_counted_would_be_noticed(monkeypatch):
     exact = run()
-    real = inprocess.whole_client
-    monkeypatch.setattr(inprocess, "whole_client", lambda *args: real(*args)._replace(mask=None))
+    real = rounds.whole_client
+    monkeypatch.setattr(rounds, "whole_client", lambda *args: real(*args)._replace(mask=None))
     fresh = fald.models.logistic_regression(3, prior_scale=PRIOR_SCALE)
     assert apart(exact, run(model=fresh, engine=fald.InProcess(capacities=(9,)))) > 100 * ROUNDING
 

@@ -90,6 +90,8 @@ def _type(rule: dict[str, Any]) -> str:
         inner = _type(rule["items"])
         return f"list of ({inner})" if "anyOf" in rule["items"] else f"list of {inner}"
     if kind == "object":
+        if rule["additionalProperties"] is True:
+            return "table"
         inner = _type(rule["additionalProperties"])
         return "table of tables" if inner == "table" else f"table of {inner}"
     limits = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}

@@ -26,6 +26,7 @@ from fald.fit import fit
 from fald.models import Model
 from fald.participation import Participation, full, with_replacement, without_replacement
 from fald.predict import predict
+from fald.report import write_report
 from fald.results import load, save
 from fald.sampling import sample
 from fald.schedules import paper_decay
@@ -62,4 +63,5 @@ __all__ = [
     "theory",
     "with_replacement",
     "without_replacement",
+    "write_report",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Annotated, Any
 import jax
 import typer
 
-from fald import commands, compare_report, diagnostics, fit_report, plan_report, privacy_commands, tables
+from fald import cli_lab, commands, diagnostics, fit_report, plan_report, privacy_commands, tables
+from fald import report as reports
 from fald.checkpoint import write_atomically
-from fald.datasets import load_bundled_study, study_path
-from fald.errors import ConfigError, DataError, ExitCode, FaldError
+from fald.cli_options import Json, Level, Quiet, Run, Settings, Strict, StudyFile
+from fald.datasets import load_bundled_study
+from fald.errors import ConfigError, DataError, ExitCode, FaldError, Interrupted
 from fald.federation.cli import app as federation_app
 from fald.planner import Goal
 from fald.privacy.calibration import Budget
@@ -25,26 +28,14 @@ from fald.version import __version__
 
 app = typer.Typer(
     name="fald",
-    help="A Bayesian posterior over data that cannot be pooled.\n\nStart with: fald demo",
+    help="A Bayesian posterior over data that cannot be pooled.\n\nExample: fald demo",
     add_completion=True,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     suggest_commands=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 5 if diagnostics object.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the study; may be repeated."),
-]
-Level = Annotated[float, typer.Option(help="Probability of the credible intervals.")]
-Host = Annotated[str, typer.Option(help="Address to serve on; others than this machine's are open to all.")]
-Port = Annotated[int, typer.Option(help="Port to serve on; 0: a free one.")]
-Run = Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False)]
 
 
 @app.command()
@@ -62,16 +53,15 @@ def demo(
     if out.exists() and not ours:
         raise ConfigError(f"{out} exists and is not an earlier demo", hint="choose another folder with --out")
     commands.forget_run(out)
-    _finish(study, out, resume=False, as_json=as_json, quiet=quiet, strict=False, level=0.95)
+    found = _finish(study, out, resume=False, as_json=as_json, quiet=quiet, strict=False, level=0.95)
     if not as_json:
-        tree = commands.open_run(out)[1]
-        row = next(r for r in commands.document(tree)["summary"] if r["parameter"] == "indomethacin")
+        row = next(r for r in found["summary"] if r["parameter"] == "indomethacin")
         low, high = row["odds ratio 2.5%"], row["odds ratio 97.5%"]
         print(
             f"\nIndomethacin multiplies the odds of pancreatitis by {row['odds ratio']:.2f} "
             f"(95% credible interval {low:.2f} to {high:.2f}).\n"
             f"{_plain_cost(study)}\n"
-            f"Results are in {out}. Next: fald diagnose {out}, or fald new for a study of your own."
+            f"Next: open {out / 'report.html'} in a browser, or fald new for a study of your own."
         )
 
 
@@ -83,7 +73,7 @@ def _plain_cost(study: Study) -> str:
 
 @app.command()
 def run(
-    study: Annotated[Path, typer.Argument(help="Study file (TOML).", show_default=False)],
+    study: StudyFile,
     settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results (default: runs/STUDY).", show_default=False)
@@ -109,13 +99,11 @@ def run(
     _finish(loaded, out, resume, as_json, quiet, strict, level, federation)
 
 
-@app.command()
+@app.command(short_help="Say how far to trust a run.")
 def diagnose(
     folder: Run,
     level: Level = 0.95,
-    doubling: Annotated[
-        int, typer.Option(help="Rounds of a check with twice the step size; 0: none.")
-    ] = 2000,
+    doubling: Annotated[int, typer.Option(help="Rounds to check with a doubled step.")] = 2000,
     as_json: Json = False,
     strict: Strict = False,
 ) -> None:
@@ -123,13 +111,13 @@ def diagnose(
 
     Example: fald diagnose runs/study --strict
     """
-    _, tree = commands.open_run(folder)
+    study, tree = commands.open_run(folder)
     found, why = None, "a point estimate has no law to check"
     if fit_report.is_fit(tree):
         why = "the draws of this method are weighted to the posterior itself"
     elif not tree.attrs["point_estimate"]:
         try:
-            found = commands.check_run(folder, doubling)
+            found = commands.check_run(study, tree, doubling)
         except DataError as error:  # the tables may have moved since the run
             why = error.message
     if as_json:
@@ -149,11 +137,41 @@ def diagnose(
         commands.require_clean(tree)
 
 
+@app.command(short_help="Write the report of a run, for a browser and for paper.")
+def report(
+    folder: Run,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder to write to (default: RUN).", show_default=False),
+    ] = None,
+    level: Level = 0.95,
+    doubling: Annotated[int, typer.Option(help="Rounds to check with a doubled step.")] = 0,
+    reference: Annotated[
+        Path | None, typer.Option(help="Result to compare with (.nc).", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the report of a run: report.html for a browser or A4 paper, report.md for mail.
+
+    The answer first; then how far to trust it, the sites, the privacy, and how to do it again.
+
+    Example: fald report runs/study --level 0.9
+    """
+    check_level(level)
+    document, page = reports.report_run(folder, out, level=level, doubling=doubling, reference=reference)
+    if as_json:
+        print(json.dumps(document, indent=1, ensure_ascii=False))
+    else:
+        status = document["status"]
+        print("\n".join([status["headline"], *[f"- {reason}" for reason in status["reasons"]]]))
+        print(f"Report: {page}")
+
+
 @app.command()
 def predict(
     folder: Run,
     data: Annotated[
-        Path, typer.Argument(help="CSV or Parquet file with the study's features.", show_default=False)
+        Path, typer.Argument(metavar="TABLE", help="CSV or Parquet with the features.", show_default=False)
     ],
     out: Annotated[
         Path | None, typer.Option(help="Write CSV here instead of standard output.", show_default=False)
@@ -180,9 +198,9 @@ def predict(
         print(f"{len(frame)} predictions written to {out} ({100 * level:g}% intervals)", file=sys.stderr)
 
 
-@app.command()
+@app.command(short_help="Choose local steps, step size and rounds before running.")
 def plan(
-    study: Annotated[Path | None, typer.Argument(show_default=False)] = None,
+    study: Annotated[Path | None, typer.Argument(metavar="[STUDY.toml]", show_default=False)] = None,
     constants: Annotated[
         list[str] | None,
         typer.Option(metavar="L=… m=… d=…", help="Plan from constants, without data.", show_default=False),
@@ -232,10 +250,10 @@ def plan(
         print(f"settings written to {study}", file=sys.stderr)
 
 
-@app.command()
+@app.command(short_help="State the privacy of a study or a run, or keep a budget.")
 def privacy(
     study: Annotated[
-        list[str] | None, typer.Argument(metavar="[calibrate] [STUDY]", show_default=False)
+        list[str] | None, typer.Argument(metavar="[calibrate] [STUDY.toml]", show_default=False)
     ] = None,
     folder: Annotated[
         Path | None, typer.Option("--run", help="State the privacy of a run.", show_default=False)
@@ -283,128 +301,11 @@ def privacy(
     print(json.dumps(document, indent=1, ensure_ascii=False) if as_json else show(document))
 
 
-@app.command()
-def reproduce(
-    panels: Annotated[list[str], typer.Argument(help="Panels to run; all: every one.", show_default=False)],
-    quick: Annotated[bool, typer.Option("--quick", help="All within two minutes; says what it cut.")] = False,
-    rounds: Annotated[
-        int | None, typer.Option(help="Rounds of the image panels (default: 2000).", show_default=False)
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for figures, points and records.")] = Path(
-        "fald-reproduce"
-    ),
-    seed: Annotated[int, typer.Option(help="The same seed gives the same points.")] = 0,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Run the experiments of the FA-LD paper, and say of each claim whether it holds.
-
-    Panels: all; fig1a to fig1e, fig2a to fig2e, fig3, fig4; beyond the paper: communication, calibration.
-
-    Example: fald reproduce fig1a
-
-    Example: fald reproduce all --quick --out experiments
-    """
-    from fald.reproduce import runner  # what it needs is of no use to the other commands
-
-    def report(record: Any) -> None:
-        if not as_json:
-            print(runner.text(record, out), end="\n\n", flush=True)
-
-    records = runner.reproduce(
-        panels,
-        out,
-        size="quick" if quick else "full",
-        seed=seed,
-        image_rounds=rounds,
-        progress=not quiet,
-        report=report,
-    )
-    if as_json:
-        print(json.dumps({"folder": str(out), "panels": records}, indent=1, ensure_ascii=False))
-    else:
-        print(runner.closing(records))
-
-
-@app.command()
-def compare(
-    study: Annotated[Path, typer.Argument(help="Study file (TOML).", show_default=False)],
-    methods: Annotated[
-        str | None, typer.Option(help="Names with commas between (default: all).", show_default=False)
-    ] = None,
-    budget_rounds: Annotated[
-        int | None, typer.Option(help="Rounds for every method (default: 2000).", show_default=False)
-    ] = None,
-    target_error: Annotated[
-        float | None, typer.Option(help="Run each until its error is this small.", show_default=False)
-    ] = None,
-    chains: Annotated[int, typer.Option(help="Chains of every run.")] = 8,
-    reference: Annotated[
-        str, typer.Option(help="nuts, longest, or auto: nuts if NumPyro is installed.")
-    ] = "auto",
-    settings: Settings = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder (default: comparisons/STUDY).", show_default=False)
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a comparison.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Compare methods on a study: error against rounds, bytes and seconds.
-
-    Example: fald compare study.toml --methods fa-ld,sgld,laplace --budget-rounds 1000
-    """
-    document = compare_report.run(
-        load_study(study, settings or []),
-        out or Path("comparisons") / study.stem,
-        methods=methods,
-        budget_rounds=budget_rounds,
-        target_error=target_error,
-        num_chains=chains,
-        reference=reference,
-        resume=resume,
-        report=None if quiet else lambda line: print(line, file=sys.stderr, flush=True),
-    )
-    print(json.dumps(document, indent=1) if as_json else compare_report.text(document))
-
-
-@app.command()
-def watch(
-    folder: Run,
-    host: Host = "127.0.0.1",
-    port: Port = 0,
-) -> None:
-    """Follow a run in the browser: rounds, energy, intervals, sites. Only reads; Ctrl-C ends the page.
-
-    Example: fald watch runs/study
-    """
-    from fald.pages.follow import Follower  # the other commands need no web server
-    from fald.pages.server import Page, serve
-
-    page = Page("watch", {"state": Follower(folder).state})
-    serve(page, host=host, port=port, about=f"following {folder}")
-
-
-@app.command()
-def explore(
-    study: Annotated[Path | None, typer.Argument(help="Study (default: the bundled one).")] = None,
-    settings: Settings = None,
-    host: Host = "127.0.0.1",
-    port: Port = 0,
-) -> None:
-    """Move sliders and see error, guarantee, communication and ε of a study together, in the browser.
-
-    Example: fald explore study.toml
-    """
-    from fald.pages.explorer import Explorer
-    from fald.pages.server import Page, serve
-
-    loaded = load_study(study or study_path("indo"), settings or [])
-    commands.set_precision(loaded)
-    print("finding the sites' local models (a few seconds)", file=sys.stderr, flush=True)
-    found = Explorer(loaded)
-    answers = {"about": found.about, "point": found.point, "privacy": found.privacy, "sweep": found.sweep}
-    serve(Page("explore", answers), host=host, port=port, about=f"exploring {loaded.title or study}")
+app.command(short_help="Run the paper's experiments, with a verdict on each claim.")(cli_lab.reproduce)
+app.command(short_help="Compare methods on a study, by rounds, bytes and seconds.")(cli_lab.compare)
+app.command()(cli_lab.watch)
+app.command()(cli_lab.explore)
+app.command()(cli_lab.bench)
 
 
 @app.command()
@@ -430,11 +331,14 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     _use_compilation_cache()
+    if context.invoked_subcommand is None:
+        print(commands.next_steps(Path()))
 
 
 def _use_compilation_cache() -> None:
@@ -448,20 +352,34 @@ def _use_compilation_cache() -> None:
 def _finish(
     study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float,
     federation: Path | None = None,
-) -> None:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
+    """Run a study, write its report, print its result and return it as a document."""
     check_level(level)
-    if federation is None:
-        tree = commands.run_study(study, out, resume=resume, progress=not quiet)
-    else:
-        from fald.federation.follow import run_on  # what it needs is of no use to the other commands
+    how: dict[str, Any] = {
+        "resume": resume,
+        "progress": not quiet,
+        "command": shlex.join(["fald", *sys.argv[1:]]),
+    }
+    try:
+        if federation is None:
+            tree = commands.run_study(study, out, **how)
+        else:
+            from fald.federation.follow import run_on  # what it needs is of no use to the other commands
 
-        tree = run_on(study, federation, out, resume=resume, progress=not quiet)
+            tree = run_on(study, federation, out, **how)
+    except FaldError as error:
+        if (out / "partial.nc").exists() and not isinstance(error, Interrupted):
+            error.hint += f"; what went wrong is also in {reports.report_run(out, level=level)[1]}"
+        raise
+    written, page = reports.report_run(out, run=(study, tree), level=level)
+    found = written["run"]
     if as_json:
-        print(json.dumps({**commands.document(tree, level), "folder": str(out)}, indent=1))
+        print(json.dumps({**found, "folder": str(out), "report": str(page)}, indent=1))
     else:
-        print(commands.text(tree, level))
+        print(f"{commands.text(tree, level)}\n\nReport: {page}")
     if strict:
         commands.require_clean(tree)
+    return found
 
 
 def _stop(signum: int, frame: Any) -> None:

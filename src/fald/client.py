@@ -89,6 +89,7 @@ def local(
     all_rows_fn: Callable[[], Batch],
     num_clients: int,
     scheme: str = "full",
+    full_batches: bool = False,
 ) -> Local:
     """Put together one client's view of one round.
 
@@ -115,16 +116,20 @@ def local(
         Takes the client's rows out of the flat storage, for methods that look at all of them now and then.
     num_clients, scheme
         N, and how participants are chosen.
+    full_batches
+        Static: whether every client has at least ``batch_size`` rows.
     """
     energy = energy_fn(model, rows.total)
     gradient = gradient_fn(model, rows.total, clip_norm)
-    batch_key = client_key(stream_key(secret_key, round_index, Stream.BATCH), client)
+    batch_key = _own(secret_key, round_index, Stream.BATCH, client)
 
     def batch(step) -> Batch:
         if whole is not None:
             return whole
         assert batch_size is not None
-        return random_rows(batch_key, step, rows.flat, rows.offset, rows.size, batch_size)
+        return random_rows(
+            batch_key, step, rows.flat, rows.offset, rows.size, batch_size, always_full=full_batches
+        )
 
     share = rows.size.astype(weight.dtype) / rows.total.astype(weight.dtype)
     return Local(
@@ -133,18 +138,23 @@ def local(
         share=share,
         weight=weight,
         shared_key=stream_key(chain_key, round_index, Stream.SHARED_NOISE),
-        own_key=client_key(stream_key(secret_key, round_index, Stream.CLIENT_NOISE), client),
+        own_key=_own(secret_key, round_index, Stream.CLIENT_NOISE, client),
         first_step=round_index * local_steps,
         full_grad=lambda theta: gradient(theta, all_rows_fn()),
         hessian=lambda theta: jax.hessian(energy)(theta, all_rows_fn()),
         prior_grad=jax.grad(lambda theta: -model.flat_logprior(theta)),
-        choice_key=client_key(stream_key(secret_key, round_index, Stream.CLIENT_CHOICE), client),
+        choice_key=_own(secret_key, round_index, Stream.CLIENT_CHOICE, client),
         client=client,
         num_clients=num_clients,
         round=round_index,
         chance=jnp.full_like(share, 1 / num_clients) if scheme == "without-replacement" else share,
         always=scheme == "full",
     )
+
+
+def _own(secret_key: jax.Array, round_index, stream: Stream, client) -> jax.Array:
+    """A client's key, computed once: without the barrier every number drawn would compute it again."""
+    return jax.lax.optimization_barrier(client_key(stream_key(secret_key, round_index, stream), client))
 
 
 def whole_client(rows: Rows, capacity: int, exact: bool) -> Batch:

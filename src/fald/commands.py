@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import platform
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
 from fald import diagnostics, tables
 from fald.checkpoint import Checkpoint, write_atomically
@@ -69,12 +73,14 @@ class Remote(NamedTuple):
 
 
 def run_study(
-    study: Study, out: Path, *, resume: bool, progress: bool, remote: Callable[[], Remote] | None = None
-) -> xr.DataTree:
+    study: Study, out: Path, *, resume: bool, progress: bool, command: str = "",
+    remote: Callable[[], Remote] | None = None,
+) -> xr.DataTree:  # fmt: skip
     """Run a study into a folder: ``study.json``, ``checkpoint/``, ``posterior.nc``, ``summary.json``.
 
     ``rounds.jsonl`` there tells how the run goes. ``remote`` reaches the sites of a federation;
-    without it the study's files are read here.
+    without it the study's files are read here. ``command`` is kept in the result, for those who want to run
+    it again.
 
     Raises
     ------
@@ -105,16 +111,18 @@ def run_study(
     except FaldError as error:
         partial = getattr(error, "tree", None)
         if partial is not None and not isinstance(error, StorageError):
-            save(_named(partial, study), out / "partial.nc")
+            partial.attrs["ended"] = error.message
+            save(_named(partial, study, command), out / "partial.nc")
             kept = partial.children["posterior"].sizes["draw"]
             error.hint += f"; {kept} draws per chain are kept in {out / 'partial.nc'}"
         raise
     write_atomically(out / "study.json", about)
     if place is not None:
         tree.attrs["federation"] = json.dumps(place.about())
-    if data.present and study.sampler is not None and study.sampler.method == "fa-ld":
+    planned = study.sampler is None or study.sampler.method == "fa-ld"
+    if data.present and planned and not is_fit(tree):
         tree.attrs["foreseen"] = json.dumps(foresee(model, data, settings_of(tree)))
-    save(_named(tree, study), result)
+    save(_named(tree, study, command), result)
     (out / "partial.nc").unlink(missing_ok=True)
     write_atomically(out / "summary.json", json.dumps(document(tree), indent=1).encode())
     return tree
@@ -143,16 +151,24 @@ def _draws(study: Study, model: Model, data: FederatedData, place: Remote | None
     return sample(study.sampler.seed, model, data, **given, privacy=privacy, **how)
 
 
-def _named(tree: xr.DataTree, study: Study) -> xr.DataTree:
-    """The result with what only the study knows: its title, and the units of its scaled features."""
+def _named(tree: xr.DataTree, study: Study, command: str) -> xr.DataTree:
+    """The result with what it takes to read and repeat it: title, units of features, command, versions."""
     units = {column: s.scale for column, s in study.data.scaling.items() if s.scale != 1}
-    tree.attrs |= {"title": study.title, "units": json.dumps(units)}
+    versions = {"Python": platform.python_version(), "JAX": jax.__version__, "NumPy": np.__version__}
+    tree.attrs |= {
+        "title": study.title,
+        "units": json.dumps(units),
+        "command": command,
+        "versions": json.dumps({**versions, "system": f"{platform.system()} {platform.machine()}"}),
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     return tree
 
 
 def forget_run(out: Path) -> None:
     """Remove the files of an earlier run from a folder, and nothing else."""
-    for name in ("posterior.nc", "partial.nc", "summary.json", "study.json", JOURNAL):
+    files = ("posterior.nc", "partial.nc", "summary.json", "study.json", "report.html", "report.md", JOURNAL)
+    for name in files:
         (out / name).unlink(missing_ok=True)
     if (out / "checkpoint").exists():
         shutil.rmtree(out / "checkpoint")
@@ -184,6 +200,26 @@ def open_run(folder: Path) -> tuple[Study, xr.DataTree]:
         f"the run in {folder} was stopped before it could write a result",
         hint=f"what it saved is in its checkpoint; go on with: fald run STUDY --out {folder} --resume",
     )
+
+
+def next_steps(folder: Path) -> str:
+    """What to do next in a folder, by what lies there: reports to open, runs to finish, studies to run."""
+    steps: dict[str, str] = {}
+    runs = [p for p in (*folder.glob("runs/*/"), *folder.glob("fald-demo/")) if (p / "study.json").is_file()]
+    for run in sorted(runs, key=lambda p: p.stat().st_mtime, reverse=True)[:2]:
+        if (run / "posterior.nc").exists():
+            steps[f"fald report {run}"] = f"write its report again, or open {run / 'report.html'}"
+        elif (run / "checkpoint").exists():
+            steps[f"fald run STUDY.toml --out {run} --resume"] = "finish a run that was stopped"
+    for path in sorted(folder.glob("*.toml"))[:3]:
+        if re.search(r"^\s*\[data\]", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE):
+            steps[f"fald run {path}"] = "run this study"
+    steps.setdefault("fald demo", "analyse a bundled four-hospital trial and write its report (seconds)")
+    steps.setdefault("fald new study.toml", "write a study file for tables of your own")
+    steps["fald --help"] = "all commands"
+    width = max(map(len, steps))
+    lines = [f"  {command.ljust(width)}  {what}" for command, what in steps.items()]
+    return "\n".join(["fald: a Bayesian posterior over data that cannot be pooled. Next:", "", *lines])
 
 
 def document(tree: xr.DataTree, level: float = 0.95) -> dict[str, Any]:
@@ -298,13 +334,12 @@ def require_clean(tree: xr.DataTree) -> None:
         raise DiagnosticsError("; ".join(complaints), hint=advice)
 
 
-def check_run(folder: Path, doubling_rounds: int) -> dict[str, Any]:
+def check_run(study: Study, tree: xr.DataTree, doubling_rounds: int) -> dict[str, Any]:
     """Prediction, guarantee and measurements of a finished run; needs the study's files."""
-    study, tree = open_run(folder)
     set_precision(study)
     data = study.read_data()
-    model, s = study.build_model(data.features), study.require_sampler()
-    if data.num_rows * model.dim * s.local_steps * s.num_chains * doubling_rounds > _MOST_CHECK_WORK:
+    model, s = study.build_model(data.features), settings_of(tree)
+    if data.num_rows * model.dim * s["local_steps"] * s["num_chains"] * doubling_rounds > _MOST_CHECK_WORK:
         doubling_rounds = 0
     return checks(tree, model, data, doubling_rounds=doubling_rounds)
 

@@ -87,7 +87,8 @@ class Split(NamedTuple):
 
 def _take(array: jax.Array | Split, index: jax.Array) -> jax.Array:
     if not isinstance(array, Split):
-        return array[index]
+        # indices are in range by construction; looking again would cost a pass over the rows
+        return array.at[index].get(mode="promise_in_bounds")
     head = len(array.head)
     first, later = array.head[jnp.minimum(index, head - 1)], array.rest[jnp.maximum(index - head, 0)]
     return jnp.where((index < head).reshape(-1, *[1] * (later.ndim - 1)), first, later)
@@ -119,9 +120,16 @@ def all_rows(rows: PyTree, offset, size, capacity: int, exact: bool) -> Batch:
     return Batch(_each(lambda a: _take(a, taken), rows), index < size, size)
 
 
-def random_rows(rng_key: jax.Array, step, rows: PyTree, offset, size, batch_size: int) -> Batch:
-    """A fresh uniform batch without replacement; the whole client if it has fewer rows."""
+def random_rows(
+    rng_key: jax.Array, step, rows: PyTree, offset, size, batch_size: int, *, always_full: bool = False
+) -> Batch:
+    """A fresh uniform batch without replacement; the whole client if it has fewer rows.
+
+    ``always_full`` says that no client has fewer rows, so that nothing needs a mask.
+    """
     index = choose_without_replacement(rng_key, size, batch_size, step)
+    if always_full:
+        return Batch(_each(lambda a: _take(a, offset + index), rows), None, jnp.asarray(batch_size))
     taken = offset + jnp.minimum(index, size - 1)
     mask = jnp.arange(batch_size) < size
     return Batch(_each(lambda a: _take(a, taken), rows), mask, jnp.minimum(size, batch_size))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fald.keys import normals
+from fald.types import sum_last
 
 
 class Server(NamedTuple):
@@ -54,5 +55,5 @@ def average(positions: jax.Array, weights: jax.Array) -> jax.Array:
 
 def drift(positions: jax.Array, weights: jax.Array, new_position: jax.Array) -> jax.Array:
     """‖β_s − θ‖ per slot: how far each client ended from the average; NaN for empty slots."""
-    distance = jnp.sqrt(jnp.sum((positions - new_position) ** 2, axis=-1))
+    distance = jnp.sqrt(sum_last((positions - new_position) ** 2))
     return jnp.where(weights > 0, distance, jnp.nan)

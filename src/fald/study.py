@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +24,7 @@ from fald.privacy.guard import Protection
 from fald.samplers.base import Method
 from fald.samplers.names import METHODS, by_name, takes
 from fald.schedules import paper_decay
+from fald.types import float_dtype
 
 _FALD = ("local_steps", "step_size", "temperature", "correlation", "noise", "batch_size", "clip_norm")
 
@@ -284,24 +287,30 @@ class Study(_Section):
 
     def build_model(self, features: Iterable[str]) -> Model:
         """The model over the encoded feature columns."""
-        m, names = self.model, list(features)
-        if m.family == "linear":
-            return models.linear_regression(
-                names,
-                noise_scale=m.noise_scale,
-                prior_scale=m.prior_scale,
-                noise_prior_scale=m.noise_prior_scale,
-            )
-        if m.family == "softmax":
-            return models.softmax_regression(names, m.num_classes or 0, prior_scale=m.prior_scale)
-        build = {"logistic": models.logistic_regression, "poisson": models.poisson_regression}[m.family]
-        return build(names, prior_scale=m.prior_scale)
+        return _built(json.dumps(self.model.model_dump()), tuple(features), str(float_dtype()))
 
     def as_settings(self) -> dict[str, Any]:
         """The whole study as plain values under its kebab-case keys."""
         left_out = {"fit"} if self.sampler is not None else set()
         left_out |= {"federation"} - self.model_fields_set
         return self.model_dump(by_alias=True, exclude_none=True, exclude=left_out)
+
+
+@functools.lru_cache(maxsize=64)
+def _built(section: str, names: tuple[str, ...], dtype: str) -> Model:
+    """One model for one description and precision, so that what was compiled for it is found again."""
+    m = ModelSection.model_validate(json.loads(section), by_name=True)
+    if m.family == "linear":
+        return models.linear_regression(
+            names,
+            noise_scale=m.noise_scale,
+            prior_scale=m.prior_scale,
+            noise_prior_scale=m.noise_prior_scale,
+        )
+    if m.family == "softmax":
+        return models.softmax_regression(names, m.num_classes or 0, prior_scale=m.prior_scale)
+    build = {"logistic": models.logistic_regression, "poisson": models.poisson_regression}[m.family]
+    return build(names, prior_scale=m.prior_scale)
 
 
 def load_study(path: str | Path, overrides: Iterable[str] = ()) -> Study:
@@ -360,7 +369,8 @@ _SECTIONS = {
 }
 
 
-def _known_keys() -> list[str]:
+def known_keys() -> list[str]:
+    """Every key of a study, with its section."""
     return ["title", *[f"{name}.{key}" for name, section in _SECTIONS.items() for key in _keys(section)]]
 
 
@@ -372,7 +382,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             f"--set needs key=value; got {override!r}", hint="for example --set sampler.step-size=1e-4"
         )
     if "." not in key and key != "title":
-        homes = [k for k in _known_keys() if k.endswith(f".{key}")]
+        homes = [k for k in known_keys() if k.endswith(f".{key}")]
         if not homes:
             raise _unknown(key, "--set")
         # the section that the study has; "fit" is there even when it is not written
@@ -392,7 +402,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
 
 
 def _unknown(key: str, where: str) -> ConfigError:
-    known = _known_keys()
+    known = known_keys()
     short = {k.rsplit(".", 1)[-1]: k for k in known}
     near = difflib.get_close_matches(key, known, 1, 0.5)
     near = near or [short[k] for k in difflib.get_close_matches(key.rsplit(".", 1)[-1], short, 1, 0.5)]

@@ -34,7 +34,7 @@ def visit(chromium):
             color_scheme="dark" if dark else "light",
             reduced_motion="reduce",
         )
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(120_000)  # of a busy machine; nothing here waits for time to pass
         contexts.append(context)
         return Visit(context.new_page(), url)
 

@@ -106,7 +106,7 @@ def test_a_refusal_reaches_the_coordinator_with_the_site_and_no_values(federatio
 
 def read_outcome(federation: Loopback, out: Path) -> dict:
     try:
-        wait_for((out / "outcome.json").exists, 240, "the outcome")
+        wait_for((out / "outcome.json").exists, 500, "the outcome")
     except TimeoutError as error:
         raise AssertionError(federation.logs()) from error
     return json.loads((out / "outcome.json").read_text())

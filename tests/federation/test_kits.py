@@ -183,6 +183,10 @@ def test_join_checks_before_it_asks(trial, tmp_path):
         commands.join(kit, tmp_path / "none.csv", None, None, print)
     with pytest.raises(FaldError):
         commands.join(kit, table, tmp_path / "none.toml", None, print)
+    for content in ("", "[]", '{"north": "ab"}', json.dumps({"south": IDENTITY})):
+        (tmp_path / "roster.json").write_text(content)
+        with pytest.raises(FaldError):
+            commands.join(kit, table, None, None, print, pins=tmp_path / "roster.json")
     assert not (kit / "startup" / "client.key").exists()
     lines = []
     with pytest.raises(FederationError, match="no certificate"):

@@ -92,7 +92,7 @@ METHODS = {
     "fsgld": {},
     "de-sgld": {"local-steps": None},
     "laplace": {"local-steps": None, "step-size": None, "options": {"newton-rounds": 4}},
-    "consensus": {"options": {"num-burn": 5, "num-fit": 20}},
+    "consensus": {"options": {"num-burn": 5, "num-fit": 40}},
 }
 
 

@@ -7,10 +7,11 @@ import pytest
 
 import fald
 from fald.errors import ConfigError
-from fald.fewround import importance
+from fald.fewround import hmc, importance, learned
 from fald.fewround.corrected import corrected_langevin
 from fald.fewround.exchange import InProcessExchange, drive
 from fald.fewround.hmc import split_hmc
+from fald.fewround.surrogate import rest
 from fald.fit import choose
 from fald.predict import flat_positions
 from helpers import federation, linear_model
@@ -195,6 +196,56 @@ def test_hmc_finds_a_law_that_its_start_does_not_have():
     )
     still = split_hmc(model, mean, np.diag(sd), seed=1, tolerance=TOLERANCE, max_rounds=4)
     assert not drive(still, InProcessExchange(model, data))[0].reached
+
+
+@pytest.fixture
+def few_learn(monkeypatch):
+    """Few parameters follow a learned gradient too, from fewer states."""
+    monkeypatch.setattr(hmc, "_MANY", 2)
+    monkeypatch.setattr(learned, "_STATES", 1024)
+
+
+def off_start(seed=1, max_rounds=24):
+    """Split-HMC on a skewed posterior from a start that is off, what every round carried, and the truth."""
+    data = fald.FederatedData.from_arrays(logistic_rows(25, 2, 3, effect=2.0))
+    model = fald.models.logistic_regression(2, prior_scale=2.5)
+    mean, sd = independent(model, data)
+    start = mean + 0.3 * sd, np.diag(0.8 * sd)
+    server = split_hmc(model, *start, seed=seed, tolerance=TOLERANCE, max_rounds=max_rounds)
+    return *drive(server, InProcessExchange(model, data)), mean, sd
+
+
+def test_chains_along_a_learned_gradient_have_the_exact_law(few_learn, monkeypatch):
+    outcome, rounds, mean, sd = off_start()
+    assert outcome.reached, outcome.reason
+    assert len(rounds) == len(outcome.trace) <= 12
+    kinds = [r.kinds for r in rounds]
+    asked = kinds.count(("state",))
+    assert kinds == [("state",)] * asked + [("point",)] * (len(kinds) - asked)
+    # chains are as many as give 2/3 of the tolerance at 95%; the rest is for what they remember
+    assert max(errors(outcome.positions, mean, sd)) < TOLERANCE + 0.02
+    # the twin: decisions on a surrogate that is not the one the chains followed
+    monkeypatch.setattr(learned, "rest", lambda surrogate, z: rest(surrogate, z) + 0.5 * z[:, 0])
+    outcome, _, _, _ = off_start()
+    assert max(errors(outcome.positions, mean, sd)) > TOLERANCE + 0.02
+
+
+def test_a_posterior_that_cannot_be_learned_is_left_to_exact_gradients(few_learn, monkeypatch):
+    monkeypatch.setattr(learned, "_GOOD", 2.0)
+    monkeypatch.setattr(learned, "_LEARNING", 2)
+    outcome, rounds, mean, sd = off_start(max_rounds=40)
+    assert outcome.reached, outcome.reason
+    assert len(rounds) == len(outcome.trace)
+    assert {r.kinds for r in rounds} == {("state",)}
+    assert max(errors(outcome.positions, mean, sd)) < TOLERANCE + 0.02
+
+
+def test_too_few_rounds_are_never_called_reached(few_learn):
+    for most in (4, 8):
+        outcome, rounds, _, _ = off_start(max_rounds=most)
+        assert len(rounds) == len(outcome.trace) <= most
+        assert not outcome.reached
+        assert outcome.reason
 
 
 def langevin_means(monkeypatch, corrected):

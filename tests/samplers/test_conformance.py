@@ -11,7 +11,7 @@ import pytest
 import fald
 from fald import gaussian, samplers
 from fald.client import Rows
-from fald.engines import inprocess
+from fald.engines import rounds
 from fald.errors import ConfigError, DataError, NonFiniteError, PrivacyError
 from fald.samplers.consensus import Consensus
 from fald.samplers.de_sgld import mixing
@@ -286,9 +286,7 @@ class TestExactLaw:
 
     @pytest.mark.parametrize("name", ["scaffold-1", "qlsd", "marina"])
     def test_gradients_without_the_share_are_rejected(self, name, monkeypatch):
-        monkeypatch.setattr(
-            inprocess, "Rows", lambda flat, offset, size, total: Rows(flat, offset, size, size)
-        )
+        monkeypatch.setattr(rounds, "Rows", lambda flat, offset, size, total: Rows(flat, offset, size, size))
         chains = 300
         sample = run(make(name), 80, model=dataclasses.replace(MODEL), num_chains=chains)
         off = np.abs((sample.mean(0) - TARGET.mean) / SD).max()

@@ -1,66 +1,46 @@
 """All clients in one process, compiled by JAX.
 
-One compiled function runs any number of rounds. Clients are visited one after the other, each with
-all chains at once, because one client's rows fit the cache and all clients' rows do not; matrix
-products use all cores. Clients that are not drawn are not touched. Rows are passed in as they are
-stored, so memory does not grow with the number of clients.
+Clients that are not drawn are not touched. Rows are passed in as they are stored, so memory does not
+grow with the number of clients. There are two ways to lay out the work, chosen by its amount:
+
+- Small clients: one compiled function runs any number of rounds. As many clients as make a good array
+  are visited side by side, each with all chains.
+- Large clients: each is visited on one thread by a function that uses no other, because one client's
+  batch fits the cache of a core and all clients' batches do not.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.client import Rows, local, whole_client
 from fald.data import FederatedData
 from fald.engines import tally
 from fald.engines.base import Failure, Problem, Records, RunState
+from fald.engines.rounds import Begun, Layout, Rounds, SizeClass, Tables, row_numbers
 from fald.errors import ConfigError
 from fald.gradients import Split
-from fald.keys import Stream, chain_key, stream_key
 from fald.models.base import Model
-from fald.participation import Participation, draw, num_slots
-from fald.samplers.base import Method
-from fald.server import Server, drift
-from fald.types import PyTree, float_dtype
+from fald.participation import Participation, num_slots
+from fald.samplers.base import Method, check_count
+from fald.types import float_dtype
 
 _MAX_SIZE_CLASSES = 8
 _DRAW_BYTES = 64 * 2**20
 _MOST_DRAWS = 4096
 _GATHER_BYTES = 16 * 2**20
-_WORK_AT_ONCE = 2**15
+_WORK_AT_ONCE = 2**17
+_WORK_ON_THREADS = 2**22
+_PARTS = 8
 _IN_PLACE_BYTES = 64 * 2**20
 _BOUNDARY = 64
-_SERVER_STREAMS = (Stream.SHARED_NOISE, Stream.SERVER_CHOICE)
-
-
-class SizeClass(NamedTuple):
-    """Clients whose rows are handled in arrays of one static length."""
-
-    capacity: int
-    exact: bool
-    members: int
-
-
-class Layout(NamedTuple):
-    """Static shape of the work: size classes, and how chains are laid out under random participation."""
-
-    classes: tuple[SizeClass, ...]
-    chains_together: bool
-
-
-class Tables(NamedTuple):
-    """The clients' rows and where to find them, as arguments of the compiled function."""
-
-    rows: PyTree
-    offsets: jax.Array
-    class_of: jax.Array
-    members: tuple[jax.Array, ...]
-    order: jax.Array
 
 
 def size_classes(
@@ -101,11 +81,17 @@ class InProcess:
     capacities
         Row capacities of the size classes, ascending, the last at least the largest client; chosen
         from the sizes when None. Results do not depend on it beyond rounding.
+    num_threads
+        Threads that visit large clients; by default one for each core that this process may use.
+        Results do not depend on it.
     """
 
-    def __init__(self, *, capacities: tuple[int, ...] | None = None):
+    def __init__(self, *, capacities: tuple[int, ...] | None = None, num_threads: int | None = None):
         self.capacities = capacities
-        self._prepared: tuple[Problem, Tables, Layout, Any] | None = None
+        self.num_threads = _cores() if num_threads is None else check_count("num-threads", num_threads, 1)
+        self._prepared: tuple[Problem, Tables, Layout, _Compiled] | None = None
+        self._buffers: Any = None
+        self._pool: ThreadPoolExecutor | None = None
 
     def init(self, problem: Problem, positions: jax.Array) -> RunState:
         """State of chains that start at ``positions`` (chains, dim)."""
@@ -134,29 +120,72 @@ class InProcess:
         return max(1, problem.num_warmup + full * problem.thinning - state.round)
 
     def advance(self, problem: Problem, state: RunState, num_rounds: int) -> tuple[RunState, Records, float]:
-        """Run rounds in one compiled call."""
-        tables, compiled, hyper, roots = self._prepare(problem)
+        """Run rounds: in one compiled call, or visiting clients on threads."""
+        end = state.round + num_rounds
+        first, last = problem.num_kept(state.round), problem.num_kept(end)
+        rounds = problem.num_warmup + problem.thinning * np.arange(first + 1, last + 1)
+        _, layout, *_ = self._prepare(problem)
+        move = self._advance_apart if layout.apart else self._advance_together
+        server, memory, kept, energy = move(problem, state, num_rounds, len(rounds))
+        return RunState(end, server, memory), Records(rounds, *kept), float(energy)
+
+    def _advance_together(self, problem: Problem, state: RunState, num_rounds: int, num_kept: int):
+        """All rounds in one compiled call, which keeps its draws in buffers that the next call takes over."""
+        tables, _, compiled, hyper, roots = self._prepare(problem)
+        if self._buffers is None:
+            self._buffers = compiled.buffers()
+        numbers = (state.round, num_rounds, problem.num_warmup, problem.thinning)
+        buffers, self._buffers = self._buffers, None
         server, memory, buffers, energy = compiled.run(
             tables,
             hyper,
             roots,
             state.server,
             state.memory,
-            jnp.asarray(state.round, jnp.int32),
-            jnp.asarray(num_rounds, jnp.int32),
-            jnp.asarray(problem.num_warmup, jnp.int32),
-            jnp.asarray(problem.thinning, jnp.int32),
+            buffers,
+            *[jnp.asarray(n, jnp.int32) for n in numbers],
         )
-        end = state.round + num_rounds
-        first, last = problem.num_kept(state.round), problem.num_kept(end)
-        kept = last - first
-        rounds = problem.num_warmup + problem.thinning * np.arange(first + 1, last + 1)
-        records = Records(rounds, *[np.asarray(b[:kept]) for b in buffers])
-        return RunState(end, server, memory), records, float(energy)
+        # copies, because the next call writes into the same buffers
+        kept = [np.array(np.asarray(b)[:num_kept]) for b in buffers]
+        self._buffers = buffers
+        return server, memory, kept, energy
+
+    def _advance_apart(self, problem: Problem, state: RunState, num_rounds: int, num_kept: int):
+        """Each client's work on one thread; ``num_kept`` follows from the rounds."""
+        tables, _, compiled, hyper, roots = self._prepare(problem)
+        server, memory = state.server, jax.tree.map(jnp.copy, state.memory)
+        rows, values, energy = [], (), jnp.zeros(())
+        for r in range(state.round, state.round + num_rounds):
+            begun = compiled.begin(tables, roots, server, jnp.asarray(r, jnp.int32))
+            parts = self._visit(compiled.tasks(), tables, hyper, begun, memory[0])
+            server, memory, values = compiled.finish(tables, hyper, begun, server, memory, parts)
+            done = r + 1 - problem.num_warmup
+            energy = jnp.mean(values[1])
+            if done > 0 and done % problem.thinning == 0:
+                rows.append([np.asarray(value) for value in values])
+        kept = [np.stack(column) for column in zip(*rows)]
+        if not rows:
+            kept = [np.zeros((0, *value.shape), value.dtype) for value in values]
+        return server, memory, kept, energy
+
+    def _visit(self, tasks: list[Callable], tables: Tables, hyper, begun: Begun, memory) -> list[Any]:
+        """Do the clients' work of one round; the results in the order of the tasks."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.num_threads, thread_name_prefix="fald-client")
+
+        def run(task: Callable) -> Any:
+            return jax.block_until_ready(task(tables, hyper, begun, memory))
+
+        waiting = [self._pool.submit(run, task) for task in tasks]
+        try:
+            return [future.result() for future in waiting]
+        finally:
+            for future in waiting:
+                future.cancel()
 
     def locate(self, problem: Problem, state: RunState, num_rounds: int) -> Failure:
         """Replay round by round until something is not finite."""
-        tables, compiled, hyper, roots = self._prepare(problem)
+        tables, _, compiled, hyper, roots = self._prepare(problem)
         server, memory = state.server, state.memory
         for r in range(state.round, state.round + num_rounds):
             server, memory, uploads, drawn = compiled.one_round(
@@ -187,21 +216,21 @@ class InProcess:
                 _draw_capacity(problem),
                 str(float_dtype()),
             )
-            self._prepared = (problem, tables, layout, compiled)
-        _, tables, _, compiled = self._prepared
+            self._prepared, self._buffers = (problem, tables, layout, compiled), None
+        _, tables, layout, compiled = self._prepared
         secret = problem.rng_key if problem.secret_key is None else problem.secret_key
-        return tables, compiled, problem.method.traced(), (problem.rng_key, secret)
+        return tables, layout, compiled, problem.method.traced(), (problem.rng_key, secret)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _draw_capacity(problem: Problem) -> int:
     slots = num_slots(problem.participation, problem.data.num_clients)
     numbers = problem.num_chains * (problem.model.dim + 1 + 3 * slots)
     return int(np.clip(_DRAW_BYTES // (numbers * float_dtype().itemsize), 1, _MOST_DRAWS))
-
-
-def row_numbers(rows: PyTree) -> int:
-    """Numbers in one row."""
-    return sum(int(np.prod(np.shape(a)[1:])) for a in jax.tree.leaves(rows))
 
 
 def _row_bytes(data: FederatedData) -> int:
@@ -234,8 +263,9 @@ def _rows_before_boundary(array: np.ndarray) -> int:
 def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Tables, Layout]:
     data, method = problem.data, problem.method
     sizes = data.sizes
-    random = problem.participation.scheme != "full"
+    everyone = problem.participation.scheme == "full"
     batches_only = method.batch_size is not None and not method.needs_all_rows
+    full_batches = method.batch_size is not None and method.batch_size <= int(sizes.min())
     if batches_only:
         assert method.batch_size is not None
         rows_at_once = min(method.batch_size, int(sizes.max()))
@@ -243,14 +273,18 @@ def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Table
     else:
         rows_at_once = int(sizes.max())
         class_of, classes = size_classes(sizes, capacities)
-    together = problem.num_chains * rows_at_once * _row_bytes(data) <= _GATHER_BYTES
-    if random and together and not batches_only:
+    chains_together = problem.num_chains * rows_at_once * _row_bytes(data) <= _GATHER_BYTES
+    if chains_together and not everyone and not batches_only:
         # chains at different clients side by side need one common length
         cap = int(sizes.max())
         class_of, classes = (
             np.zeros(len(sizes), int),
             [SizeClass(cap, bool(np.all(sizes == cap)), len(sizes))],
         )
+    classes = [
+        k._replace(together=_side_by_side(problem, k, rows_at_once if batches_only else k.capacity))
+        for k in classes
+    ]
     members = tuple(np.flatnonzero(class_of == k).astype(np.int32) for k in range(len(classes)))
     tables = Tables(
         rows=jax.tree.map(_as_device, data.rows),
@@ -259,12 +293,39 @@ def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Table
         members=tuple(jnp.asarray(m) for m in members),
         order=jnp.asarray(np.argsort(np.concatenate(members)), jnp.int32),
     )
-    return tables, Layout(tuple(classes), together)
+    apart = _worth_threads(problem, classes, rows_at_once)
+    return tables, Layout(tuple(classes), chains_together, full_batches, apart)
+
+
+def _numbers_at_once(problem: Problem, rows: int) -> int:
+    """Numbers that one step at one client reads, for all chains; a measure of its work."""
+    return problem.num_chains * (max(rows, 1) * row_numbers(problem.data.rows) + problem.model.dim)
+
+
+def _side_by_side(problem: Problem, size_class: SizeClass, rows: int) -> int:
+    """Small clients side by side: one call for each would cost more than its work."""
+    numbers = _numbers_at_once(problem, rows)
+    return min(size_class.members, max(1, _WORK_AT_ONCE // numbers))
+
+
+def _worth_threads(problem: Problem, classes: list[SizeClass], rows: int) -> bool:
+    """Whether a round has so much work that handing clients to threads costs little beside it.
+
+    This must not depend on the machine: the layout is part of what makes results equal to the last bit.
+    """
+    slots = num_slots(problem.participation, problem.data.num_clients)
+    alone = problem.participation.scheme != "full" or all(k.together == 1 for k in classes)
+    work = problem.method.local_steps * slots * _numbers_at_once(problem, rows)
+    return alone and slots > 1 and work >= _WORK_ON_THREADS
 
 
 class _Compiled(NamedTuple):
     run: Any
     one_round: Any
+    begin: Any
+    finish: Any
+    buffers: Callable[[], tuple[jax.Array, ...]]
+    tasks: Callable[[], list[Callable]]
 
 
 @functools.lru_cache(maxsize=64)
@@ -279,130 +340,12 @@ def _compile(
     dtype: str,
 ) -> _Compiled:
     """Build the compiled functions of one configuration; numbers that sweeps change are arguments."""
-    slots = num_slots(participation, num_clients)
+    rounds = Rounds(model, method, participation, num_chains, num_clients, layout)
+    slots = rounds.num_slots
 
-    def rows_of(tables: Tables, client) -> Rows:
-        offset = tables.offsets[client]
-        return Rows(tables.rows, offset, tables.offsets[client + 1] - offset, tables.offsets[-1])
-
-    def work(tables, hyper, round_index, size_class: SizeClass):
-        """A client's round for one chain, rows taken outside so that chains can share them."""
-
-        def prepare(client):
-            rows = rows_of(tables, client)
-            if method.batch_size is not None:
-                return rows, None
-            return rows, whole_client(rows, size_class.capacity, size_class.exact)
-
-        def update(prepared, keys, client, weight, message, memory):
-            rows, whole = prepared
-            public, secret = keys
-
-            def all_rows_fn():
-                return whole_client(rows, size_class.capacity, size_class.exact) if whole is None else whole
-
-            view = local(
-                model,
-                rows,
-                public,
-                secret,
-                client,
-                weight,
-                round_index,
-                hyper["local_steps"],
-                method.batch_size,
-                whole,
-                hyper.get("clip_norm"),
-                all_rows_fn=all_rows_fn,
-                num_clients=num_clients,
-                scheme=participation.scheme,
-            )
-            return method.client_update(hyper, view, message, memory)
-
-        return prepare, update
-
-    def everyone(tables, hyper, keys, round_index, drawn, messages, memory):
-        """Full participation: client after client, all chains of a client together."""
-        parts = []
-        for size_class, members in zip(layout.classes, tables.members):
-            prepare, update = work(tables, hyper, round_index, size_class)
-
-            def one(client, prepare=prepare, update=update):
-                own = jax.tree.map(lambda leaf: leaf[client], memory)
-                together = jax.vmap(update, in_axes=(None, 0, None, 0, 0, 0))
-                return together(prepare(client), keys, client, drawn.weight[:, client], messages, own)
-
-            # small clients side by side: one call for each would cost more than its work
-            numbers = num_chains * (max(size_class.capacity, 1) * row_numbers(tables.rows) + model.dim)
-            together = min(size_class.members, max(1, _WORK_AT_ONCE // numbers))
-            parts.append(jax.lax.map(one, members, batch_size=together if together > 1 else None))
-        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[tables.order], *parts)
-
-    def drawn_only(tables, hyper, keys, round_index, drawn, messages, memory):
-        """Random participation: each chain visits its own clients, slot after slot."""
-        chains = jnp.arange(num_chains)
-
-        def own_memory(chain, client):
-            return jax.tree.map(lambda leaf: leaf[client, chain], memory)
-
-        def one(chain, client, weight, size_class):
-            prepare, update = work(tables, hyper, round_index, size_class)
-            message = jax.tree.map(lambda leaf: leaf[chain], messages)
-            own_keys = jax.tree.map(lambda leaf: leaf[chain], keys)
-            return update(prepare(client), own_keys, client, weight, message, own_memory(chain, client))
-
-        if layout.chains_together:
-            (size_class,) = layout.classes
-            results = jax.lax.map(
-                lambda s: jax.vmap(functools.partial(one, size_class=size_class))(chains, s[0], s[1]),
-                (drawn.client.T, drawn.weight.T),
-            )
-        else:
-
-            def visit(item):
-                chain, client, weight = item
-                branches = [functools.partial(one, size_class=size_class) for size_class in layout.classes]
-                active = functools.partial(jax.lax.switch, tables.class_of[client], branches)
-                shapes = jax.eval_shape(active, chain, client, weight)
-                return jax.lax.cond(
-                    weight > 0,
-                    lambda: active(chain, client, weight),
-                    lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes),
-                )
-
-            flat = (jnp.tile(chains, slots), drawn.client.T.ravel(), drawn.weight.T.ravel())
-            results = jax.lax.map(visit, flat)
-            results = jax.tree.map(lambda a: a.reshape(slots, num_chains, *a.shape[1:]), results)
-        uploads, changed = results
-        target = jnp.where(drawn.weight > 0, drawn.client, num_clients).T
-        memory = jax.tree.map(
-            lambda old, new: old.at[target, chains[None, :]].set(new, mode="drop"), memory, changed
-        )
-        return uploads, memory
-
-    def one_round(tables, hyper, roots, server, memory, round_index):
-        # of each chain: the key anybody may know, and the one of what a private run must not foretell:
-        # clients' noise and batches, and who takes part
-        keys = jax.tree.map(lambda root: jax.vmap(chain_key, (None, 0))(root, jnp.arange(num_chains)), roots)
-        drawn = jax.vmap(
-            lambda k: draw(participation, stream_key(k, round_index, Stream.PARTICIPATION), tables.offsets)
-        )(keys[1])
-        messages = jax.vmap(method.broadcast)(server)
-        visit = everyone if participation.scheme == "full" else drawn_only
-        memory, counters = memory
-        uploads, memory = visit(tables, hyper, keys, round_index, drawn, messages, memory)
-        counters = tally.count(counters, drawn, uploads.spent, num_clients)
-
-        def update(state, own_uploads, weight, public):
-            view = Server(*[stream_key(public, round_index, s) for s in _SERVER_STREAMS], round=round_index)
-            return method.server_update(hyper, state, own_uploads, weight, view)
-
-        server = jax.vmap(update, in_axes=(0, 1, 0, 0))(server, uploads, drawn.weight, keys[0])
-        return server, (memory, counters), uploads, drawn
-
-    def run(tables, hyper, roots, server, memory, first_round, num_rounds, num_warmup, thinning):
+    def buffers():
         real = jnp.dtype(dtype)
-        buffers = (
+        return (
             jnp.zeros((capacity, num_chains, model.dim), real),
             jnp.zeros((capacity, num_chains), real),
             jnp.zeros((capacity, num_chains, slots), jnp.int32),
@@ -410,14 +353,12 @@ def _compile(
             jnp.zeros((capacity, num_chains, slots), real),
         )
 
+    def run(tables, hyper, roots, server, memory, buffers, first_round, num_rounds, num_warmup, thinning):
         def body(i, carry):
             server, memory, buffers, kept, _ = carry
             round_index = first_round + i
-            server, memory, uploads, drawn = one_round(tables, hyper, roots, server, memory, round_index)
-            position = jax.vmap(method.position)(server)
-            energy = jnp.sum(jnp.where(drawn.weight > 0, drawn.weight * uploads.energy.T, 0), axis=1)
-            apart = jax.vmap(drift, in_axes=(1, 0, 0))(uploads.position, drawn.weight, position)
-            values = (position, energy, drawn.client, drawn.weight, apart)
+            server, memory, uploads, drawn = rounds.whole(tables, hyper, roots, server, memory, round_index)
+            values = jax.lax.optimization_barrier(rounds.record(server, uploads, drawn))
             # always written to the next free place, which moves on only when the draw is kept
             buffers = tuple(
                 jax.lax.dynamic_update_index_in_dim(b, v.astype(b.dtype), kept, 0)
@@ -425,10 +366,56 @@ def _compile(
             )
             done = round_index + 1 - num_warmup
             keep = (done > 0) & (done % thinning == 0)
-            return server, memory, buffers, kept + keep.astype(jnp.int32), jnp.mean(energy)
+            return server, memory, buffers, kept + keep.astype(jnp.int32), jnp.mean(values[1])
 
-        start = (server, memory, buffers, jnp.zeros((), jnp.int32), jnp.zeros((), real))
+        start = (server, memory, buffers, jnp.zeros((), jnp.int32), jnp.zeros((), dtype))
         server, memory, buffers, _, energy = jax.lax.fori_loop(0, num_rounds, body, start)
         return server, memory, buffers, energy
 
-    return _Compiled(jax.jit(run), jax.jit(one_round))
+    def finish(tables, hyper, begun, server, memory, parts):
+        server, memory, uploads = rounds.finish(tables, hyper, begun, server, memory, parts)
+        return server, memory, rounds.record(server, uploads, begun.drawn)
+
+    return _Compiled(
+        jax.jit(run, donate_argnums=5),
+        jax.jit(rounds.whole),
+        jax.jit(rounds.begin),
+        jax.jit(finish, donate_argnums=4),
+        buffers,
+        functools.cache(functools.partial(_tasks, rounds)),
+    )
+
+
+def _tasks(rounds: Rounds) -> list[Callable]:
+    """The clients' work of one round in parts of equal shape, so that one compilation serves all."""
+
+    def on_one_thread(function: Callable) -> Any:
+        options = {"xla_cpu_multi_thread_eigen": False} if jax.default_backend() == "cpu" else None
+        return jax.jit(function, compiler_options=options)
+
+    def parts(count: int) -> list[slice]:
+        # of one length, whatever the number of threads: another length rounds differently
+        size = max((d for d in range(1, count + 1) if count % d == 0 and count // d >= _PARTS), default=1)
+        return [slice(start, start + size) for start in range(0, count, size)]
+
+    if not rounds.everyone:
+        visit = on_one_thread(rounds.visit_slots)
+        return [
+            functools.partial(_some_slots, visit, jnp.arange(part.start, part.stop))
+            for part in parts(rounds.num_slots)
+        ]
+    tasks = []
+    for number, size_class in enumerate(rounds.layout.classes):
+        visit = on_one_thread(functools.partial(rounds.visit_class, number))
+        tasks += [functools.partial(_some_members, visit, number, part) for part in parts(size_class.members)]
+    return tasks
+
+
+def _some_slots(visit: Callable, slots: jax.Array, tables: Tables, hyper, begun: Begun, memory) -> Any:
+    return visit(tables, hyper, begun, memory, slots)
+
+
+def _some_members(
+    visit: Callable, number: int, part: slice, tables: Tables, hyper, begun: Begun, memory
+) -> Any:
+    return visit(tables, hyper, begun, memory, tables.members[number][part])

@@ -60,12 +60,15 @@ def join(
         Path | None,
         typer.Option(help="Folder for keys, ledger and log (default: KIT/site).", show_default=False),
     ] = None,
+    pins: Annotated[
+        Path | None, typer.Option(help="Public keys of all sites (JSON), compared.", show_default=False)
+    ] = None,
 ) -> None:
     """Take part in a federation with a table of rows, which stay here, until Ctrl-C.
 
     Example: fald federation join north --data patients.csv --policy policy.toml
     """
-    commands.join(kit, data, policy, state, _say)
+    commands.join(kit, data, policy, state, _say, pins=pins)
 
 
 @app.command()

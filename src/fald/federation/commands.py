@@ -6,15 +6,15 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fald.checkpoint import write_atomically
 from fald.data import read_table
-from fald.errors import FederationError
+from fald.errors import ConfigError, FederationError
 from fald.federation.folder import new_settings, parse_sites, read_settings, read_submitted
-from fald.federation.identity import Identity
+from fald.federation.identity import Identity, check_public
 from fald.federation.nvflare import certificates, kits, require_nvflare
 from fald.federation.nvflare.jobs import Session
 from fald.federation.nvflare.process import Supervisor, keep_running
@@ -132,6 +132,8 @@ def join(
     policy: Path | None,
     state: Path | None,
     report: Report,
+    *,
+    pins: Path | None = None,
     patience: float | None = None,
 ) -> None:
     """Take part in a federation with a table of rows, until Ctrl-C.
@@ -144,6 +146,8 @@ def join(
         The site's rows and rules.
     state
         Folder for the site's keys, ledger and log; default: ``site`` in the kit.
+    pins
+        Public keys of all sites, as in the federation's ``roster.json``; None: those seen in the first run.
     patience
         Seconds to wait for the certificate; None: as long as it takes.
     """
@@ -151,8 +155,10 @@ def join(
     about = kits.read_kit(kit)
     rows = len(read_table(data))
     read_policy(policy)
+    if pins is not None:
+        _check_pins(pins, about["site"])
     place = (state or kit / "site").resolve()
-    site = write_site(place, about["site"], data, policy)
+    site = write_site(place, about["site"], {"data": data, "policy": policy, "pins": pins})
     rules = f"rules of {policy}" if policy else "default rules"
     report(f"Site {about['site']} of {about['federation']}: {rows:,} rows in {data}, {rules}")
     identity = _identity(read_site(site).identity)
@@ -162,15 +168,25 @@ def join(
     keep_running(supervisor, report, lambda: _site_line(supervisor, about, status))
 
 
-def write_site(folder: Path, name: str, data: Path, policy: Path | None) -> Path:
+def write_site(folder: Path, name: str, files: Mapping[str, Path | None]) -> Path:
     """Write ``site.toml``, which tells the site's workers where things are."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    values = {"name": name, "data": str(data.resolve())}
-    if policy is not None:
-        values["policy"] = str(policy.resolve())
+    values = {"name": name, **{key: str(path.resolve()) for key, path in files.items() if path is not None}}
     text = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
     write_atomically(folder / "site.toml", text.encode())
     return folder
+
+
+def _check_pins(path: Path, site: str) -> None:
+    try:
+        known = json.loads(path.read_text())
+        keys = {name: check_public(name, key) for name, key in known.items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} holds no public keys of sites ({error})", hint="see roster.json"
+        ) from error
+    if site not in keys:
+        raise ConfigError(f"{path} has no key for {site}, this site")
 
 
 def _identity(path: Path) -> Identity:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -173,7 +173,7 @@ class RemoteEngine:
         f, index = self._federation, state.round
         prepare, finish = self._functions(problem)
         drawn, messages = prepare(state.server, jnp.asarray(index, jnp.int32))
-        drawn = Drawn(*[np.asarray(part) for part in drawn])
+        drawn = Drawn(*[cast(Any, np.asarray(part)) for part in drawn])
         weight = self._asked_weights(problem, drawn)
         leaves, _ = jax.tree.flatten(messages)
         arrays = {"weight": weight, **{f"leaf_{i}": np.asarray(a) for i, a in enumerate(leaves)}}
@@ -347,8 +347,8 @@ def _compile(problem: Problem, sizes: tuple[int, ...]) -> _Functions:
 
     def topped_up(position, share, view: Server):
         """The noise that is missing, of one draw for all local steps."""
-        step = getattr(method, "step_size", 0.0)
-        eta = hyper.get("step_size", 0.0) if not callable(step) else step(view.round * hyper["local_steps"])
+        step: Any = getattr(method, "step_size", 0.0)
+        eta: Any = step(view.round * hyper["local_steps"]) if callable(step) else hyper.get("step_size", 0.0)
         scale = (
             2 * eta * hyper["temperature"] * hyper["local_steps"] * (1 - hyper["correlation"] ** 2) * share
         )

@@ -32,7 +32,9 @@ _OPENING = 330.0  # seconds a run may take before its first line
 _SPARE = 60.0
 
 
-def run_on(study: Study, federation: Path, out: Path, *, resume: bool, progress: bool) -> xr.DataTree:
+def run_on(
+    study: Study, federation: Path, out: Path, *, resume: bool, progress: bool, command: str = ""
+) -> xr.DataTree:
     """Run a study on a federation and return its result.
 
     Parameters
@@ -47,6 +49,8 @@ def run_on(study: Study, federation: Path, out: Path, *, resume: bool, progress:
         Go on with the run in that folder.
     progress
         Report on standard error.
+    command
+        Kept in the result, for those who want to run it again.
 
     Raises
     ------
@@ -63,7 +67,7 @@ def run_on(study: Study, federation: Path, out: Path, *, resume: bool, progress:
         (out / OUTCOME).unlink(missing_ok=True)
     except OSError as error:
         raise StorageError(f"cannot write to {out}: {error.strerror}", hint="choose another --out") from error
-    job = {"study": study.as_settings(), "out": str(out), "resume": resume}
+    job = {"study": study.as_settings(), "out": str(out), "resume": resume, "command": command}
     handle = adapter.submit(federation, job)
     try:
         outcome = _follow(adapter, federation, handle, study, out, progress)

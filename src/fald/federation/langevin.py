@@ -153,7 +153,7 @@ class LangevinSite:
         return self._folder / f"memory-{round_number:09d}.npz"
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)
 def _compile(
     model: Model, method: Method, scheme: str, size: int, num_clients: int, num_chains: int, dtype: str
 ):

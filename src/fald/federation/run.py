@@ -23,7 +23,7 @@ OUTCOME = "outcome.json"
 
 
 def run_federated(
-    study: Study, link: Link, out: Path, *, resume: bool = False, progress: bool = False
+    study: Study, link: Link, out: Path, *, resume: bool = False, progress: bool = False, command: str = ""
 ) -> xr.DataTree:
     """Run a study over a link into a folder, as ``fald run`` does in one process.
 
@@ -37,6 +37,8 @@ def run_federated(
         Go on with the run in the folder.
     progress
         Report on standard error.
+    command
+        Kept in the result, for those who want to run it again.
     """
     opened: list[Federation] = []
 
@@ -52,7 +54,7 @@ def run_federated(
         return Remote(federation.data, how, federation.about, view, federation.prepared)
 
     try:
-        return run_study(study, out, resume=resume, progress=progress, remote=remote)
+        return run_study(study, out, resume=resume, progress=progress, command=command, remote=remote)
     finally:
         for federation in opened:
             with contextlib.suppress(FaldError):
@@ -77,7 +79,9 @@ def serve_job(link: Link, job: dict[str, Any]) -> int:
     out = Path(job["out"])
     try:
         study = make_study(job["study"], "the submitted study")
-        tree = run_federated(study, link, out, resume=bool(job.get("resume")))
+        tree = run_federated(
+            study, link, out, resume=bool(job.get("resume")), command=str(job.get("command", ""))
+        )
         outcome = {"status": "done", "exit_code": 0, "verdict": document(tree).get("verdict")}
     except FaldError as error:
         status = "interrupted" if isinstance(error, Interrupted) else "failed"

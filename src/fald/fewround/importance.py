@@ -412,7 +412,7 @@ def _hopeless(search: Search) -> bool:
     smoothed = search.smoothed
     if search.many and smoothed is not None and smoothed.finite and max(sizes) < search.target.dim:
         # a Gaussian fits as well as one can, and in so many dimensions no mixture will do better soon
-        return smoothed.newton()[1] < 2 and search.best is not None and search.best.newton()[1] < 0.1
+        return smoothed.newton()[1] < 4 and search.best is not None and search.best.newton()[1] < 0.5
     small = max(sizes[-3:]) < 5 * search.target.dim
     return small and max(sizes[-2:]) < 1.5 * max(sizes[-4:-2], default=0.0)
 

@@ -380,6 +380,14 @@ def mlp_classifier(
     )
 
 
+def _quadratic(matrix: np.ndarray, x: jax.Array) -> jax.Array:
+    """xᵀMx; written out for few dimensions, where a call of a matrix product costs more than its work."""
+    if len(matrix) > 4:
+        return x @ jnp.asarray(matrix, float_dtype()) @ x
+    part = [x[i] for i in range(len(matrix))]
+    return sum((float(m) * part[i] * part[j] for (i, j), m in np.ndenumerate(matrix)), jnp.zeros((), x.dtype))
+
+
 def gaussian_location(covariance: Any, *, prior_scale: float | None = None) -> Model:
     """Rows x ~ N(θ, Σ) with Σ known; flat prior, or θ_j ~ N(0, prior_scale²).
 
@@ -406,7 +414,7 @@ def gaussian_location(covariance: Any, *, prior_scale: float | None = None) -> M
     def loglikelihood_fn(theta, example):
         x, count = example if isinstance(example, tuple) else (example, 1.0)
         gap = jnp.asarray(x, float_dtype()) - theta
-        return count * (constant - 0.5 * gap @ jnp.asarray(precision, float_dtype()) @ gap)
+        return count * (constant - 0.5 * _quadratic(precision, gap))
 
     prior = _normal_logprior(scale) if scale is not None else lambda theta: 0.0 * jnp.sum(theta)
     return Model(

@@ -89,7 +89,7 @@ def require_private(
         raise ConfigError(f"unknown kind of run: {client_noise!r}, {batches!r}, {start!r}")
 
 
-def _up(value: float) -> str:
+def rounded_up(value: float) -> str:
     """Four significant digits, rounded up: a printed upper bound stays one."""
     if not math.isfinite(value) or value <= 0:
         return "infinite" if value > 0 else "0"
@@ -144,7 +144,7 @@ def statement(
     not_covered = _not_covered(report)
     if finite:
         first = (
-            f"Every record is protected with ε = {_up(report.worst)} at δ = {report.delta:g} "
+            f"Every record is protected with ε = {rounded_up(report.worst)} at δ = {report.delta:g} "
             "against replacement by another record."
         )
     else:
@@ -248,7 +248,7 @@ def _method(report: PrivacyReport) -> str:
 
 
 def _per_client(report: PrivacyReport, names: Sequence[str]) -> str:
-    values = [_up(float(e)) for e in report.epsilon]
+    values = [rounded_up(float(e)) for e in report.epsilon]
     if len(set(values)) == 1:
         return f"Per client: ε = {values[0]} for each of the {len(values)} clients."
     return "Per client: " + ", ".join(f"{name} ε = {value}" for name, value in zip(names, values)) + "."

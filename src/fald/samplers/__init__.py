@@ -1,6 +1,7 @@
 """Methods by name; each is data plus pure functions that any engine can run."""
 
 from fald.samplers.base import Method, Spent, Upload
+from fald.samplers.composed import composed
 from fald.samplers.consensus import consensus, consensus_parametric
 from fald.samplers.de_sgld import de_sgld
 from fald.samplers.dsgld import dsgld
@@ -24,6 +25,7 @@ __all__ = [
     "Surrogates",
     "Upload",
     "by_name",
+    "composed",
     "consensus",
     "consensus_parametric",
     "de_sgld",

@@ -124,14 +124,16 @@ def _derivatives(model: Model, theta: jax.Array, rows: PyTree, mask: jax.Array):
 
 
 @partial(jax.jit, static_argnums=0)
-def _prior(model: Model, theta: jax.Array):
+def prior_derivatives(model: Model, theta: jax.Array):
+    """−log π0 and its first two derivatives."""
+
     def energy(t):
         return -model.flat_logprior(t)
 
     return energy(theta), jax.grad(energy)(theta), jax.hessian(energy)(theta)
 
 
-def _of_client(model: Model, rows: PyTree, theta: np.ndarray) -> list[np.ndarray]:
+def likelihood_derivatives(model: Model, rows: PyTree, theta: np.ndarray) -> list[np.ndarray]:
     """ℓ_s and its derivatives, in parts of one length so that each function compiles once."""
     count, parts = len(jax.tree.leaves(rows)[0]), []
     for first in range(0, count, _ROWS_TOGETHER):
@@ -172,7 +174,10 @@ def fit_surrogates(model: Model, data: FederatedData) -> Surrogates:
         for name in data.names:
             rows = data.client(name)
             theta = np.asarray(model.flat_initial_position, np.float64)
-            here = [a + np.asarray(b) for a, b in zip(_of_client(model, rows, theta), _prior(model, theta))]
+            here = [
+                a + np.asarray(b)
+                for a, b in zip(likelihood_derivatives(model, rows, theta), prior_derivatives(model, theta))
+            ]
             for _ in range(_NEWTON_STEPS):
                 if not all(np.all(np.isfinite(part)) for part in here):
                     raise DataError(f"the likelihood of client {name!r} has no finite derivatives")
@@ -181,14 +186,14 @@ def fit_surrogates(model: Model, data: FederatedData) -> Surrogates:
                     break
                 for length in 2.0 ** -np.arange(12):
                     trial = theta + length * step
-                    parts = zip(_of_client(model, rows, trial), _prior(model, trial))
+                    parts = zip(likelihood_derivatives(model, rows, trial), prior_derivatives(model, trial))
                     there = [a + np.asarray(b) for a, b in parts]
                     if there[0] < here[0]:
                         theta, here = trial, there
                         break
                 else:
                     break
-            _, gradient, hessian = _of_client(model, rows, theta)
+            _, gradient, hessian = likelihood_derivatives(model, rows, theta)
             values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
             precision = (vectors * np.maximum(values, 0)) @ vectors.T
             precisions.append(precision)

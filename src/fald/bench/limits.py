@@ -1,0 +1,63 @@
+"""What this machine can do at best: matrix products, normals, copies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fald.keys import normals
+
+_SIZE = 1024
+_NORMALS = (15_000, 2)
+_STEPS = 200
+_COPY_BYTES = 256 * 2**20
+
+
+def limits(repeats: int = 5) -> dict[str, float]:
+    """Best of several: ``sgemm`` in GFLOP/s, ``normals`` per second in millions, ``copy`` in GB/s.
+
+    ``sgemm`` is the faster of NumPy's and JAX's product of two matrices of 1024 × 1024; ``normals`` those
+    of 15,000 streams side by side, two each step, made as the sampler makes them; ``copy`` counts bytes
+    read and written.
+    """
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((_SIZE, _SIZE), np.float32)
+    product = jax.jit(lambda x: x @ x)
+    on_device = jnp.asarray(a)
+    keys = jnp.asarray(rng.integers(0, 2**32, (_NORMALS[0], 2), dtype=np.uint32))
+
+    @jax.jit
+    def make(keys):
+        def step(k, total):
+            return total + jax.vmap(lambda key: normals(key, k, _NORMALS[1]))(keys)
+
+        return jax.lax.fori_loop(0, _STEPS, step, jnp.zeros(_NORMALS, jnp.float32))
+
+    source = np.zeros(_COPY_BYTES, np.uint8)
+    target = np.ones(_COPY_BYTES, np.uint8)
+    flops = 2 * _SIZE**3 / 1e9
+    seconds = {
+        "numpy": _best(lambda: a @ a, repeats),
+        "jax": _best(lambda: jax.block_until_ready(product(on_device)), repeats),
+        "normals": _best(lambda: jax.block_until_ready(make(keys)), repeats),
+        "copy": _best(lambda: np.copyto(target, source), repeats),
+    }
+    return {
+        "sgemm": flops / min(seconds["numpy"], seconds["jax"]),
+        "normals": _STEPS * _NORMALS[0] * _NORMALS[1] / seconds["normals"] / 1e6,
+        "copy": 2 * _COPY_BYTES / seconds["copy"] / 1e9,
+    }
+
+
+def _best(work: Callable[[], object], repeats: int) -> float:
+    work()
+    found = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return min(found)

@@ -1,0 +1,98 @@
+"""Whether the cost of a round is linear in K, participants, batch and parameters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import fald
+from fald import samplers
+from fald.engines import Problem
+
+_USUAL = {"local_steps": 10, "participants": 20, "batch": 100, "features": 200}
+_GRID = {
+    "local_steps": (5, 10, 20, 40),
+    "participants": (10, 20, 40, 80),
+    "batch": (50, 100, 200, 400),
+    "features": (100, 200, 400, 800),
+}
+_CLIENTS, _ROWS = 100, 500
+
+
+def _round(settings: dict[str, int]):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (_CLIENTS * _ROWS, settings["features"]), dtype=np.uint8)
+    y = rng.integers(0, 10, len(x)).astype(np.uint8)
+    names = tuple(f"{c:03d}" for c in range(_CLIENTS))
+    data = fald.FederatedData((x, y), np.arange(_CLIENTS + 1) * _ROWS, names)
+    model = fald.models.softmax_regression(settings["features"], 10)
+    method = samplers.fald(local_steps=settings["local_steps"], step_size=1e-9, batch_size=settings["batch"])
+    scheme = fald.without_replacement(settings["participants"])
+    problem = Problem(jnp.array([0, 1], jnp.uint32), model, data, method, scheme, 1, 10**6, 1)
+    engine = fald.InProcess()
+    state = engine.init(problem, model.flat_initial_position[None])
+    engine.advance(problem, state, 1)
+    return lambda: engine.advance(problem, state, 1)
+
+
+def measure(repeats: int) -> list[dict[str, Any]]:
+    """CPU-seconds of a round (best of several) along each axis, with a line fitted to each."""
+    found = []
+    for axis, values in _GRID.items():
+        rounds = [_round({**_USUAL, axis: value}) for value in values]
+        seconds: list[list[float]] = [[] for _ in values]
+        for _ in range(repeats):
+            for i, run in enumerate(rounds):
+                began = time.process_time()
+                run()
+                seconds[i].append(time.process_time() - began)
+        found.append({"axis": axis, "values": list(values), **fitted(values, [min(s) for s in seconds])})
+    return found
+
+
+def fitted(values: Sequence[float], seconds: Sequence[float]) -> dict[str, Any]:
+    """A line fitted to relative errors, its R², and log-log slope; linear cost has a slope of at most one.
+
+    Examples
+    --------
+    >>> found = fitted([1, 2, 4], [0.3, 0.5, 0.9])
+    >>> round(found["intercept"], 6), round(found["slope"], 6), round(found["r2"], 6)
+    (0.1, 0.2, 1.0)
+    """
+    x, y = np.asarray(values, float), np.asarray(seconds, float)
+    slope, intercept = np.polyfit(x, y, 1, w=1 / y)
+    line = intercept + slope * x
+    r2 = 1 - np.sum((y - line) ** 2) / np.sum((y - y.mean()) ** 2)
+    power = np.polyfit(np.log(x), np.log(y), 1)[0]
+    return {
+        "seconds": y.tolist(),
+        "slope": float(slope),
+        "intercept": float(intercept),
+        "r2": float(r2),
+        "power": float(power),
+    }
+
+
+def plot(found: Sequence[dict[str, Any]], path: Any) -> None:
+    """Four panels: measured rounds and the fitted lines."""
+    from matplotlib.figure import Figure
+
+    names = {
+        "local_steps": "local steps K",
+        "participants": "participants S",
+        "batch": "batch",
+        "features": "features",
+    }
+    figure = Figure(figsize=(9, 2.6), layout="constrained")
+    for axes, one in zip(figure.subplots(1, len(found), sharey=False), found):
+        x = np.array([0, *one["values"]])
+        axes.plot(one["values"], 1e3 * np.array(one["seconds"]), "o", color="#1f77b4")
+        axes.plot(x, 1e3 * (one["intercept"] + one["slope"] * x), "-", color="#888888", lw=1)
+        axes.set(xlabel=names[one["axis"]], ylim=(0, None), xlim=(0, None))
+        axes.set_title(f"R² = {one['r2']:.3f}", fontsize=9)
+    figure.axes[0].set_ylabel("CPU time of a round, ms")
+    figure.savefig(path)

@@ -1,0 +1,71 @@
+"""Start-up: import, compilation with and without the cache, and the demo, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from fald.bench.timing import Case, Contender, Goal
+
+_COMPILE = """
+import sys, jax, numpy as np, fald
+from fald.cli import _use_compilation_cache
+if sys.argv[1] == "cached": _use_compilation_cache()
+data = fald.datasets.load("indo")
+model = fald.models.logistic_regression(list(data.features))
+fald.sample(0, model, data, num_rounds=1, local_steps=1, step_size=1e-4, progress=False)
+"""
+
+
+def _process(*arguments: str, cache: Callable[[], str] | None = None) -> Callable[[], None]:
+    def run() -> None:
+        environment = {**os.environ, **({"XDG_CACHE_HOME": cache()} if cache else {})}
+        subprocess.run(arguments, check=True, capture_output=True, env=environment)
+
+    return run
+
+
+def cases(quick: bool) -> list[Case]:
+    """F: seconds to the first result."""
+    python = sys.executable
+    kept = tempfile.TemporaryDirectory(prefix="fald-bench-")
+    fresh: list[tempfile.TemporaryDirectory] = []
+
+    def new() -> str:
+        fresh.append(tempfile.TemporaryDirectory(prefix="fald-bench-"))
+        return fresh[-1].name
+
+    def demo(cache: Callable[[], str]) -> Callable[[], None]:
+        out = str(Path(kept.name) / "demo")
+        return _process(python, "-m", "fald.cli", "demo", "--out", out, "--quiet", cache=cache)
+
+    imports = {
+        f"import {module}": Contender(_process(python, "-c", f"import {module}"), 1)
+        for module in ("jax", "fald")
+    }
+    starts = {
+        "first sample, no cache": Contender(_process(python, "-c", _COMPILE, "plain"), 1),
+        "first sample, cached": Contender(
+            _process(python, "-c", _COMPILE, "cached", cache=lambda: kept.name), 1
+        ),
+    }
+    demos = {
+        "fald demo, cold": Contender(demo(new), 1),
+        "fald demo, warm": Contender(demo(lambda: kept.name), 1),
+    }
+    slower = Goal(
+        "times import jax",
+        lambda t, limits: t["import fald"].median / t["import jax"].median,
+        1.5,
+        at_most=True,
+    )
+    warm = Goal("seconds", lambda t, limits: t["fald demo, warm"].median, 10.0, at_most=True)
+    return [
+        Case("F, import", "import, in a process of its own", "process", "import jax", imports, [slower]),
+        Case("F, compile", "one round from a new process", "process", "first sample, no cache", starts),
+        *([] if quick else [Case("F, demo", "fald demo", "process", "fald demo, cold", demos, [warm])]),
+    ]

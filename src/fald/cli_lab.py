@@ -1,0 +1,160 @@
+"""Commands of those who study methods: experiments, comparisons, speed, and pages in the browser."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fald import bench as speed
+from fald import commands, compare_report
+from fald.cli_options import Host, Json, Port, Quiet, Run, Settings, StudyFile
+from fald.datasets import study_path
+from fald.study import load_study
+
+
+def reproduce(
+    panels: Annotated[list[str], typer.Argument(help="Panels to run; all: every one.", show_default=False)],
+    quick: Annotated[bool, typer.Option("--quick", help="All within two minutes; says what it cut.")] = False,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of the image panels (default: 2000).", show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for figures, points and records.")] = Path(
+        "fald-reproduce"
+    ),
+    seed: Annotated[int, typer.Option(help="The same seed gives the same points.")] = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the experiments of the FA-LD paper, and say of each claim whether it holds.
+
+    Panels: all; fig1a to fig1e, fig2a to fig2e, fig3, fig4; beyond the paper: communication, calibration.
+
+    Example: fald reproduce fig1a
+
+    Example: fald reproduce all --quick --out experiments
+    """
+    from fald.reproduce import runner  # what it needs is of no use to the other commands
+
+    def report(record: Any) -> None:
+        if not as_json:
+            print(runner.text(record, out), end="\n\n", flush=True)
+
+    records = runner.reproduce(
+        panels,
+        out,
+        size="quick" if quick else "full",
+        seed=seed,
+        image_rounds=rounds,
+        progress=not quiet,
+        report=report,
+    )
+    if as_json:
+        print(json.dumps({"folder": str(out), "panels": records}, indent=1, ensure_ascii=False))
+    else:
+        print(runner.closing(records))
+
+
+def compare(
+    study: StudyFile,
+    methods: Annotated[
+        str | None, typer.Option(help="Names with commas between (default: all).", show_default=False)
+    ] = None,
+    budget_rounds: Annotated[
+        int | None, typer.Option(help="Rounds for every method (default: 2000).", show_default=False)
+    ] = None,
+    target_error: Annotated[
+        float | None, typer.Option(help="Run each until its error is this small.", show_default=False)
+    ] = None,
+    chains: Annotated[int, typer.Option(help="Chains of every run.")] = 8,
+    reference: Annotated[
+        str, typer.Option(help="nuts, longest, or auto: nuts if NumPyro is installed.")
+    ] = "auto",
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder (default: comparisons/STUDY).", show_default=False)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a comparison.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare methods on a study: error against rounds, bytes and seconds.
+
+    Example: fald compare study.toml --methods fa-ld,sgld,laplace --budget-rounds 1000
+    """
+    document = compare_report.run(
+        load_study(study, settings or []),
+        out or Path("comparisons") / study.stem,
+        methods=methods,
+        budget_rounds=budget_rounds,
+        target_error=target_error,
+        num_chains=chains,
+        reference=reference,
+        resume=resume,
+        report=None if quiet else lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print(json.dumps(document, indent=1) if as_json else compare_report.text(document))
+
+
+def watch(
+    folder: Run,
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+) -> None:
+    """Follow a run in the browser: rounds, energy, intervals, sites. Only reads; Ctrl-C ends the page.
+
+    Example: fald watch runs/study
+    """
+    from fald.pages.follow import Follower  # the other commands need no web server
+    from fald.pages.server import Page, serve
+
+    page = Page("watch", {"state": Follower(folder).state})
+    serve(page, host=host, port=port, about=f"following {folder}")
+
+
+def explore(
+    study: Annotated[Path | None, typer.Argument(help="Study (default: the bundled one).")] = None,
+    settings: Settings = None,
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+) -> None:
+    """Move sliders and see error, guarantee, communication and ε of a study together, in the browser.
+
+    Example: fald explore study.toml
+    """
+    from fald.pages.explorer import Explorer
+    from fald.pages.server import Page, serve
+
+    loaded = load_study(study or study_path("indo"), settings or [])
+    commands.set_precision(loaded)
+    print("finding the sites' local models (a few seconds)", file=sys.stderr, flush=True)
+    found = Explorer(loaded)
+    answers = {"about": found.about, "point": found.point, "privacy": found.privacy, "sweep": found.sweep}
+    serve(Page("explore", answers), host=host, port=port, about=f"exploring {loaded.title or study}")
+
+
+def bench(
+    workloads: Annotated[
+        list[str] | None, typer.Argument(help="Some of the workloads (default: all).", show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for figures and their history.")] = Path("fald-bench"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes: to see it work, not to measure.")
+    ] = False,
+    repeats: Annotated[
+        int | None,
+        typer.Option(help="Timed calls of each contender (default: about five).", show_default=False),
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure speed on this machine beside PyTorch, BlackJAX and NumPy.
+
+    Example: fald bench simulation images
+    """
+    tell = None if quiet else lambda line: print(line, file=sys.stderr, flush=True)
+    document = speed.run(workloads or [], out, quick=quick, repeats=repeats, report=tell)
+    print(json.dumps(document, indent=1) if as_json else (out / "bench.md").read_text(), end="")

@@ -1,0 +1,63 @@
+"""The surrogate that chains follow, and what their end is judged by."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fald.fewround.certify import quantile
+from fald.fewround.chains import chain_checks
+from fald.fewround.surrogate import blank, learn, wander
+
+
+def misfit(surrogate, z, wanted):
+    both = surrogate.quadratic + surrogate.quadratic.T
+    bent = 1 / (1 + np.exp(-(z @ surrogate.ridges + surrogate.offsets))) * surrogate.heights
+    return float(np.mean((bent @ surrogate.ridges.T + z @ both + surrogate.slope - wanted) ** 2))
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_gradients_of_unseen_states_are_predicted(honest):
+    rng = np.random.default_rng(0)
+    ridges = rng.normal(size=(6, 12))
+    z = rng.normal(size=(3000, 6))
+    slopes = (1 / (1 + np.exp(-z @ ridges)) - 0.5) @ ridges.T
+    old, fresh = slice(0, 2000), slice(2000, None)
+    given = slopes[old] if honest else rng.permutation(slopes[old])
+    surrogate = learn(blank(6, rng), z[old], given, rng, steps=2000, rate=0.02)
+    left = misfit(surrogate, z[fresh], slopes[fresh]) / np.mean(slopes[fresh] ** 2)
+    # the twin is taught the gradients of other states
+    assert left < 0.02 if honest else left > 0.9
+
+
+def test_chains_follow_the_density_of_the_surrogate():
+    rng = np.random.default_rng(1)
+    flat = blank(2, rng)
+    quadratic = jnp.asarray([[-0.5, 0.0], [0.0, 0.25]], jnp.float32)
+    flat = flat._replace(heights=0 * flat.heights, quadratic=quadratic, slope=jnp.asarray([1.0, 0.0]))
+    start = rng.standard_normal((8192, 2))
+    z = wander(flat, start, 3, trajectories=6, steps=10)
+    # log density -|z|^2/2 + z.Qz + g.z: precisions 1 - 2Q and means g/(1 - 2Q)
+    mean, sd = np.array([0.5, 0.0]), np.array([0.5, 2.0]) ** 0.5
+
+    def off(z):
+        return np.max(np.abs(z.mean(0) - mean) / sd), np.max(np.abs(z.std(0) / sd - 1))
+
+    assert max(off(z)) < 4.5 / np.sqrt(len(z))
+    assert max(off(start)) > 0.2  # the twin: chains that stay
+    inside = wander(flat, start[np.sum(start**2, axis=1) < 4], 3, trajectories=6, steps=10, bound=4.0)
+    assert np.max(np.sum(inside**2, axis=1)) < 4
+
+
+def settled(shift, seed):
+    rng = np.random.default_rng(seed)
+    ends = [rng.standard_normal((6400, 121)) for _ in range(3)]
+    ends[2][:, 7] += shift
+    energies = [rng.standard_normal(6400) for _ in range(3)]
+    names = [str(i) for i in range(121)]
+    return [c for c in chain_checks(ends, energies, 0.8, 0.5, 0.05, names) if not c.holds]
+
+
+def test_chains_at_rest_are_called_settled():
+    assert not any(settled(0.0, seed) for seed in range(3))
+    # the twin: one of 121 means moved by twice what chance moves it
+    assert [c.name for c in settled(2 * quantile(121) * np.sqrt(2 / 6400), 0)] == ["settled"]

@@ -1,0 +1,92 @@
+"""Clients on threads: the same numbers as in one compiled program, whatever the number of threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fald
+from fald import samplers
+from fald.engines import inprocess
+from fald.errors import ConfigError
+from helpers import draws, federation, linear_model
+
+MODEL = linear_model(2.0)
+DATA = federation((6, 9, 9, 6, 4)).data
+ONE, TWO = fald.with_replacement(3), fald.without_replacement(3, allow_unequal=True)
+METHODS = {
+    "full": {"method": samplers.fald(local_steps=3, step_size=0.02, batch_size=4, correlation=0.4)},
+    "I": {"method": samplers.fald(local_steps=3, step_size=0.02), "participation": ONE},
+    "memory": {"method": samplers.scaffold(local_steps=3, step_size=0.02, option=2), "participation": TWO},
+}
+
+
+@pytest.fixture
+def on_threads(monkeypatch):
+    """Every run visits its clients on threads, one by one."""
+    monkeypatch.setattr(inprocess, "_WORK_ON_THREADS", 0)
+    monkeypatch.setattr(inprocess, "_WORK_AT_ONCE", 1)
+
+
+def run(name, num_threads=2, num_chains=2, **settings):
+    engine = settings.pop("engine", None) or fald.InProcess(num_threads=num_threads)
+    settings = {"num_rounds": 5, "num_warmup": 1, "thinning": 2, "progress": False, **settings}
+    return fald.sample(1, MODEL, DATA, engine=engine, num_chains=num_chains, **METHODS[name], **settings)
+
+
+def same(a, b):
+    stats = [(a["sample_stats"][k].values, b["sample_stats"][k].values) for k in a["sample_stats"].data_vars]
+    pairs = [(draws(a), draws(b)), *stats]
+    return all(np.array_equal(x, y, equal_nan=x.dtype.kind == "f") for x, y in pairs) and a[
+        "cost"
+    ].to_dataset().equals(b["cost"].to_dataset())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_threads_give_the_numbers_of_one_program(name, monkeypatch):
+    together = run(name)
+    monkeypatch.setattr(inprocess, "_WORK_ON_THREADS", 0)
+    monkeypatch.setattr(inprocess, "_WORK_AT_ONCE", 1)
+    found = [run(name, num_threads) for num_threads in (1, 3)]
+    assert same(*found)
+    np.testing.assert_allclose(draws(found[0]), draws(together), rtol=0, atol=2e-5)
+    assert not np.array_equal(draws(together), draws(run(name, num_rounds=7))[:, 1:3])
+
+
+def test_one_chain_is_that_of_a_run_with_many(on_threads):
+    np.testing.assert_allclose(
+        draws(run("full", num_chains=1))[0], draws(run("full", num_chains=3))[0], rtol=0, atol=2e-5
+    )
+
+
+def test_uploads_of_other_clients_would_be_noticed(on_threads):
+    class Mixed(fald.InProcess):
+        def _visit(self, *arguments):
+            parts = super()._visit(*arguments)
+            return [parts[1], parts[0], *parts[2:]]
+
+    assert not same(run("full"), run("full", engine=Mixed(num_threads=2)))
+
+
+def test_resumed_equals_uninterrupted(on_threads, tmp_path):
+    run("memory", num_rounds=3, checkpoint=fald.Checkpoint(tmp_path, rounds=1))
+    resumed = run("memory", num_rounds=9, checkpoint=fald.Checkpoint(tmp_path, rounds=1))
+    assert same(run("memory", num_rounds=9), resumed)
+
+
+def test_large_clients_go_to_threads_and_small_ones_do_not():
+    def apart(local_steps, batch_size, features):
+        rows = {name: (np.zeros((400, features), np.uint8), np.arange(400) % 3) for name in "abcd"}
+        data = fald.FederatedData.from_arrays(rows)
+        model = fald.models.softmax_regression(features, 3)
+        method = samplers.fald(local_steps=local_steps, step_size=1e-6, batch_size=batch_size)
+        problem = inprocess.Problem(np.zeros(2), model, data, method, fald.full(), 1, 0, 1)
+        return inprocess._layout(problem, None)[1].apart
+
+    assert apart(50, 200, 784)
+    assert not apart(1, 20, 5)
+
+
+def test_number_of_threads_is_checked():
+    with pytest.raises(ConfigError, match="num-threads"):
+        fald.InProcess(num_threads=0)
