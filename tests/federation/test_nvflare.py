@@ -219,6 +219,34 @@ def assert_handshakes(federation, refused, accepted):
     assert answer(accepted)
 
 
+@pytest.mark.parametrize("way", ["shipped code", "another class"])
+def test_a_job_with_code_or_another_class_is_refused(federation, folder, way):
+    """Even the coordinator's own login cannot run anything but the two classes of the installed package."""
+    settings, marker = read_settings(federation.folder), folder / f"ran {way}"
+    study = load_study(folder / "study.toml").as_settings()
+    job = {"study": study, "out": str(folder / f"out {way}"), "resume": False}
+    path = jobs.write_job(folder / way.replace(" ", "-"), settings, job)
+    config = path / "site" / "config" / "config_fed_client.json"
+    if way == "shipped code":
+        package = "fald.federation.nvflare.adapter"
+        code = f"open({str(marker)!r}, 'w')\nfrom {package} import SiteExecutor as Intruder\n"
+        (path / "site" / "custom").mkdir()
+        (path / "site" / "custom" / "intruder.py").write_text(code)
+        other = "intruder.Intruder"
+    else:
+        other = "nvflare.app_common.np.np_trainer.NPTrainer"
+    config.write_text(config.read_text().replace(kits.CLASSES["site"], other))
+    with jobs.Session(federation.folder / "coordinator") as session:
+        job_id = session.submit(path)
+        end = time.monotonic() + 200
+        while (state := session.state(job_id)) in ("waiting", "running") and time.monotonic() < end:
+            time.sleep(1)
+        if state in ("waiting", "running"):
+            session.abort(job_id, 30)
+    assert state in ("failed", "aborted")
+    assert not marker.exists()
+
+
 def test_bad_requests_are_refused(federation, folder):
     """What the commands answer to nonsense, with its exit code."""
     usage, failed = int(ExitCode.USAGE), int(ExitCode.FEDERATION)
