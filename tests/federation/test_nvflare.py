@@ -31,7 +31,7 @@ from fald.study import load_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.xdist_group("federation")]
 
-ROUNDS = 400
+ROUNDS = 250
 LANGEVIN = f"""
 [sampler]
 num-rounds = {ROUNDS}
