@@ -23,6 +23,7 @@ from fald.federation.run import run_federated
 from fald.federation.site import SiteSettings, SiteWorker
 from fald.study import load_study
 
+ALONE = 100  # rounds in one process, enough for their median
 TARGET = 0.5  # seconds per round that a federation of four sites may add
 SAMPLER = """
 [sampler]
@@ -84,7 +85,7 @@ def measure(folder: Path, rounds: int) -> None:
             raise SystemExit(federation.said("run"))
         total = time.monotonic() - began
     lines = journal(out)
-    run_alone(folder, tables, study)
+    run_alone(folder, tables, write_study(folder, min(rounds, ALONE)))
     alone, together = seconds_per_round(journal(folder / "in-process")), seconds_per_round(lines)
     print(f"{rounds} rounds, {len(tables)} sites: {total:.0f} s from submitting to the result")
     print(f"seconds per round: {together:.3f} on the federation, {alone:.3f} in one process")

@@ -18,7 +18,7 @@ from benchmarks.loopback import Loopback, split_trial
 from fald.results import load
 
 HUB, NETWORK = "fald-hub", "10.77.0"
-ROUNDS, CUT_AFTER, SECONDS = 1500, 100, 30
+ROUNDS, CUT_AFTER, SECONDS = 300, 40, 30
 OPTIONS = "\n[federation]\ntimeout = 10\nretries = 20\n"
 
 
@@ -83,16 +83,16 @@ def drill(folder: Path) -> bool:
     study, out = write_study(folder, ROUNDS), folder / "out"
     study.write_text(study.read_text() + OPTIONS)
     site = sorted(tables)[-1]
-    began = time.monotonic()
 
     def reached() -> int:
         lines = journal(out)
         return lines[-1]["round"] if lines else 0
 
     with Hosts(folder, tables) as hosts:
+        began = time.monotonic()
         say(f"coordinator at {hosts.host}, sites: {', '.join(hosts.hosts)}", began)
         run = hosts.begin(study, out, "--quiet")
-        hosts.wait_for(lambda: reached() >= CUT_AFTER, 300)
+        hosts.wait_for(lambda: reached() >= CUT_AFTER, 600)
         hosts.cable(site, "down")
         say(f"round {reached()}: {site} is cut off", began)
         time.sleep(SECONDS / 2)
@@ -103,7 +103,7 @@ def drill(folder: Path) -> bool:
         healed = reached()
         hosts.wait_for(lambda: reached() > healed or run.poll() is not None, 300)
         say(f"round {reached()}: {site} is back, the run goes on", began)
-        code = run.wait(600)
+        code = run.wait(1200)
         say(f"the run ended with exit code {code}", began)
         if code:
             print(hosts.said("run"))

@@ -36,8 +36,8 @@ client_app = ClientApp()
 @server_app.main()
 def main(grid, context):
     nodes = list(grid.get_node_ids())
-    messages = [Message(RecordDict(), node, "query", ttl=60) for node in nodes]
-    replies = list(grid.send_and_receive(messages, timeout=60))
+    messages = [Message(RecordDict(), node, "query", ttl=200) for node in nodes]
+    replies = list(grid.send_and_receive(messages, timeout=200))
     Path({done!r}).write_text(str([len(nodes), len(replies)]))
 
 
@@ -74,7 +74,7 @@ def test_the_trial_equals_the_run_in_one_process(federation, settings, tmp_path)
     study, out = tmp_path / "study.json", tmp_path / "out"
     job = {"study": settings, "out": str(out), "resume": False}
     study.write_text(json.dumps(job))
-    config = f'job="{study}" sites="north,south"'
+    config = f'job="{study}" sites="north,south" wait=300'
     federation.flwr("run", str(APP), "loop", "--run-config", config)
     files = {name: str(path) for name, path in federation.data.items()}
     here = make_study({**settings, "data": {**settings["data"], "files": files}}, "a test")
@@ -123,6 +123,6 @@ def test_a_guarded_supernode_runs_no_shipped_code(federation, tmp_path):
     text = text.replace("fald.federation.flower.app", "hostile.app").replace("fald-study", "hostile")
     (app / "pyproject.toml").write_text(text)
     federation.flwr("run", str(app), "loop")
-    wait_for(done.exists, 120, "the end of the hostile app")
+    wait_for(done.exists, 300, "the end of the hostile app")
     assert json.loads(done.read_text()) == [2, 2]
     assert [path.read_text() for path in loot.iterdir()] == ["a plain SuperNode"]

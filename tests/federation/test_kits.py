@@ -325,3 +325,12 @@ def test_units_name_the_folder(made):
     assert f"federation serve {made.resolve()}" in unit
     assert "Restart=always" in unit
     assert os.access(made / "sites" / "north" / "site.service", os.R_OK)
+
+
+def test_a_missing_engine_is_named(monkeypatch, tmp_path):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="not installed") as raised:
+        commands.init(tmp_path / "trial", "a,b", "127.0.0.1", 8102)
+    assert "fald[nvflare]" in raised.value.hint

@@ -115,7 +115,10 @@ def test_bytes_are_those_that_a_run_counts(explorer, federation):
     tree = fald.sample(
         0, *federation, num_rounds=6, local_steps=5, step_size=1e-4, num_chains=4, progress=False
     )
+    drawn = ask(explorer.point, num_rounds=6, num_participants=2)["communication"]
     found = ask(explorer.point, num_rounds=6)["communication"]
+    shares = federation[1].weights
+    assert drawn["bytes_up"] / found["bytes_up"] == pytest.approx((1 - (1 - shares) ** 2).sum() / 4, rel=1e-3)
     assert found["bytes_up"] == int(tree["cost"]["bytes_up"].sum())
     assert found["bytes_down"] == int(tree["cost"]["bytes_down"].sum())
 

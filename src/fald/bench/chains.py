@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from typing import Any
 
 import jax
 import jax.numpy as jnp

@@ -79,6 +79,7 @@ def run(
         "scaling": [],
     }
     out.mkdir(parents=True, exist_ok=True)
+    last = _last(out / "history.jsonl", document)
     for name in names or WORKLOADS:
         say(f"{name}: {WORKLOADS[name]}")
         module = importlib.import_module(f"fald.bench.{name}")
@@ -91,9 +92,9 @@ def run(
                 judged(case, interleave(case.contenders, count), document["limits"])
                 for case in module.cases(quick)
             ]
-    last = _last(out / "history.jsonl", document)
-    write_atomically(out / "bench.json", json.dumps(document, indent=1).encode())
-    write_atomically(out / "bench.md", (markdown(document, last) + "\n").encode())
+        # after each workload, so that an interrupted run leaves what it has measured
+        write_atomically(out / "bench.json", json.dumps(document, indent=1).encode())
+        write_atomically(out / "bench.md", (markdown(document, last) + "\n").encode())
     with (out / "history.jsonl").open("a") as history:
         history.write(json.dumps(document) + "\n")
     return document

@@ -261,10 +261,9 @@ def status(folder: Path) -> dict[str, Any]:
     """Sites with the seconds since they were heard of, and the last run."""
     federation = read_settings(folder)
     roster = _approved(folder, federation.sites)
-    now = time.time()
     try:
         with Session(folder / "coordinator") as session:
-            found, problem = session.situation(), ""
+            found, problem, now = session.situation(), "", time.time()
             seen = {site: max(0.0, now - moment) for site, moment in found.sites.items()}
             jobs = list(found.jobs)
     except FederationError as error:

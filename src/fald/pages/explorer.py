@@ -99,8 +99,8 @@ class Explorer:
     --------
     >>> import fald
     >>> explorer = Explorer(fald.datasets.load_bundled_study("indo"))
-    >>> about = explorer.about({})
-    >>> point = explorer.point({name: str(value) for name, value in about["start"].items()})
+    >>> settings = {**explorer.about({})["start"], "local_steps": 2, "step_size": 1e-4}
+    >>> point = explorer.point({name: str(value) for name, value in settings.items()})
     >>> point["predicted"]["bias"] <= 0.05, point["guaranteed"]["w2"] > 1000 * point["predicted"]["w2"]
     (True, True)
     """
@@ -117,7 +117,7 @@ class Explorer:
         self.sensitivity = bounded_sensitivity(model, data)
         # with one row per batch the constants say how a batch of any size is noisy
         like = Setting(1, 1.0, temperature=self.temperature, batch_size=1)
-        self.problem, self.num_exchanges = local_models(model, data, like)
+        self.problem, _ = local_models(model, data, like)
         if model.constrain_fn is None:  # then the parameters are what results report, by their short names
             self.problem = replace(self.problem, parameters=tuple(labels(model)))
         self.start = self._start(given)
@@ -199,16 +199,10 @@ class Explorer:
         return self._line(self._parse(query), over)
 
     def _parse(self, query: Mapping[str, str]) -> Run:
-        values: dict[str, Any] = {}
-        for name, default in Run._field_defaults.items():
-            values[name] = default
-        for name in Run._fields:
-            if name not in query:
-                if name not in values:
-                    raise ConfigError(f"{_shown(name)} is missing")
-                continue
-            values[name] = _value(name, query[name])
-        run = Run(**values)
+        missing = [n for n in Run._fields if n not in query and n not in Run._field_defaults]
+        if missing:
+            raise ConfigError(f"{_shown(missing[0])} is missing")
+        run = Run(**{name: _value(name, query[name]) for name in Run._fields if name in query})
         participation(run, self.sizes).check(np.asarray(self.sizes))
         return run
 
@@ -243,7 +237,6 @@ class Explorer:
     def _compute(self, run: Run) -> dict[str, Any]:
         setting, problem = self._setting(run), self._problem(run.batch_size)
         predicted, why, path = None, "", None
-        law = None
         try:
             law = self._chain(problem, setting)
             predicted = self._predicted(problem, law, run)
@@ -331,15 +324,22 @@ class Explorer:
         dim = len(self.problem.parameters)
         spent = fald(local_steps=run.local_steps, step_size=run.step_size).fixed_cost(dim)
         assert spent is not None
-        each = run.num_participants if run.num_participants < len(self.sizes) else len(self.sizes)
         times = run.num_rounds * run.num_chains
+        sent = times * self._present(run)
         return {
             "rounds": run.num_rounds,
             "bytes_up_per_round": int(spent.bytes_up) * run.num_chains,
-            "bytes_up": int(spent.bytes_up) * times * each,
-            "bytes_down": int(spent.bytes_down) * times * each,
+            "bytes_up": round(int(spent.bytes_up) * sent),
+            "bytes_down": round(int(spent.bytes_down) * sent),
             "gradients_per_site": run.local_steps * times,
         }
+
+    def _present(self, run: Run) -> float:
+        """Sites that answer in a round, on average; one that is drawn twice answers once."""
+        drawn = participation(run, self.sizes)
+        if drawn.scheme == "with-replacement":
+            return float(np.sum(1 - (1 - self.problem.weights) ** run.num_participants))
+        return float(run.num_participants)
 
     def _account(self, run: Run) -> dict[str, Any]:
         drawn = participation(run, self.sizes)

@@ -38,8 +38,8 @@ def prepare(folder: Path) -> dict[str, str]:
     place = settings.state.absolute() / "bin"
     place.mkdir(parents=True, exist_ok=True)
     settings.state.chmod(0o700)
-    python = shlex.quote(sys.executable)
-    run = f"exec {python} -c 'from {_MODULE} import answer; answer()' \"$@\""
+    words = [sys.executable, "-P", str(Path(__file__).with_name("standin.py"))]
+    run = f'exec {shlex.join(words)} "$@"'
     refuse = "echo 'fald: this SuperNode runs no other apps' >&2\nexit 1"
     for name in (_OURS, *_REFUSED):
         path = place / name
@@ -51,24 +51,6 @@ def prepare(folder: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
     }
-
-
-def answer() -> None:
-    """Do what ``flwr-clientapp`` does, with the installed app in place of the submitted one."""
-    from flwr.supernode.cli import flwr_clientapp
-    from flwr.supernode.runtime import run_clientapp as runtime
-
-    from fald.federation.flower.app import client_app
-
-    instead = {
-        "install_from_fab": lambda *_, **__: None,
-        "get_load_client_app_fn": lambda *_, **__: lambda *_: client_app,
-    }
-    for name, function in instead.items():
-        if not hasattr(runtime, name):  # better no answer than a stranger's code
-            raise SystemExit(f"fald: this version of Flower loads apps in another way ({name} is gone)")
-        setattr(runtime, name, function)
-    flwr_clientapp()
 
 
 def main(arguments: list[str]) -> NoReturn:
