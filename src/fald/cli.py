@@ -303,9 +303,9 @@ def privacy(
 
 app.command(short_help="Run the paper's experiments, with a verdict on each claim.")(cli_lab.reproduce)
 app.command(short_help="Compare methods on a study, by rounds, bytes and seconds.")(cli_lab.compare)
-app.command()(cli_lab.watch)
-app.command()(cli_lab.explore)
-app.command()(cli_lab.bench)
+app.command(short_help="Follow a run in the browser; only reads.")(cli_lab.watch)
+app.command(short_help="See error, guarantee, cost and ε of a study by sliders.")(cli_lab.explore)
+app.command(short_help="Measure speed here, beside PyTorch, BlackJAX and NumPy.")(cli_lab.bench)
 
 
 @app.command()
@@ -320,7 +320,7 @@ def new(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("stu
     print(f"Wrote {path}. Edit it, then: fald run {path}")
 
 
-app.add_typer(federation_app)
+app.add_typer(federation_app, short_help="Run one study across machines.")
 
 
 def _version(value: bool) -> None:
