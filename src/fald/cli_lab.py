@@ -121,7 +121,7 @@ def explore(
     host: Host = "127.0.0.1",
     port: Port = 0,
 ) -> None:
-    """See error, rounds and ε of a study beside sliders, in the browser.
+    """Move sliders over a study's settings, in the browser.
 
     Example: fald explore study.toml
     """
