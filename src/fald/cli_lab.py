@@ -104,7 +104,7 @@ def watch(
     host: Host = "127.0.0.1",
     port: Port = 0,
 ) -> None:
-    """Follow a run in the browser: rounds, energy, intervals, sites. Only reads; Ctrl-C ends the page.
+    """Follow a run in the browser, while it goes or after.
 
     Example: fald watch runs/study
     """
@@ -121,7 +121,7 @@ def explore(
     host: Host = "127.0.0.1",
     port: Port = 0,
 ) -> None:
-    """Move sliders and see error, guarantee, communication and ε of a study together, in the browser.
+    """Move sliders over a study's settings, in the browser.
 
     Example: fald explore study.toml
     """
@@ -151,7 +151,7 @@ def bench(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure speed on this machine beside PyTorch, BlackJAX and NumPy.
+    """Measure speed here, beside PyTorch, BlackJAX and NumPy.
 
     Example: fald bench simulation images
     """

@@ -108,7 +108,7 @@ def test_a_run_is_followed_while_it_goes(visit, watch, tmp_path):
     }
     assert "chains still differ" in found.text("#cards")
     assert "of 2" in found.text("#cards")
-    assert found.texts("#intervals td.high") == ["0.600"]
+    assert found.texts("#intervals td.high") == ["0.6000"]
     assert found.text("#sites-note") == "No answer in the last round from: south."
     assert len(found.page.query_selector_all("#chart-energy polyline")) == 1
     found.screenshot("watch-running")

@@ -14,7 +14,7 @@ from fald.federation import commands
 
 app = typer.Typer(
     name="federation",
-    help="One study across machines: make a federation, serve it, join it, look at it.",
+    help="One study across machines: make, serve, join a federation.",
     no_args_is_help=True,
     suggest_commands=False,
 )
