@@ -8,10 +8,9 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -25,6 +24,9 @@ from fald.samplers.base import Method
 from fald.samplers.names import METHODS, by_name, takes
 from fald.schedules import paper_decay
 from fald.types import float_dtype
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FALD = ("local_steps", "step_size", "temperature", "correlation", "noise", "batch_size", "clip_norm")
 

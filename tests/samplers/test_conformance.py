@@ -30,7 +30,7 @@ TARGET = gaussian.target(*PROBLEM.energies)
 SD = np.sqrt(np.diag(TARGET.covariance))
 STEP = float(0.2 / np.linalg.eigvalsh(H).max())
 STEPS = 5
-POINTS = {"fedavg", "fedpa"}
+POINTS = ("fedavg", "fedpa")
 
 pytestmark = pytest.mark.slow
 
