@@ -3,9 +3,20 @@
 import os
 from pathlib import Path
 
+import pytest
+
 _CACHE = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+
+@pytest.fixture(autouse=True)
+def _precision():
+    """A study may switch the whole process to double precision; the next test starts with single again."""
+    yield
+    import jax
+
+    jax.config.update("jax_enable_x64", False)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -18,11 +18,12 @@ from fald.datasets import load_bundled_study
 from fald.federation.flower import submit
 from fald.study import make_study
 
-pytestmark = [pytest.mark.slow, pytest.mark.federation]
+pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.xdist_group("flower")]
 
 APP = Path(__file__).parents[2] / "examples" / "flower"
 HOSTILE = """
 import os
+import time
 from pathlib import Path
 
 from flwr.app import Message, RecordDict
@@ -35,7 +36,9 @@ client_app = ClientApp()
 
 @server_app.main()
 def main(grid, context):
-    nodes = list(grid.get_node_ids())
+    end = time.monotonic() + 200
+    while len(nodes := list(grid.get_node_ids())) < 2 and time.monotonic() < end:
+        time.sleep(0.5)
     messages = [Message(RecordDict(), node, "query", ttl=200) for node in nodes]
     replies = list(grid.send_and_receive(messages, timeout=200))
     Path({done!r}).write_text(str([len(nodes), len(replies)]))
