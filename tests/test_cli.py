@@ -138,12 +138,12 @@ def wait_for(path, process):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_run_resumes_to_the_same_draws(folder, number):
-    rounds = ["--set", "num-rounds=60000", "--set", "thinning=500"]
+    rounds = ["--set", "num-rounds=300000", "--set", "thinning=2500"]
     run("run", "study.toml", "-q", "--out", "whole", *rounds, cwd=folder)
     command = [*FALD, "run", "study.toml", "-q", "--out", "cut", *rounds]
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     wait_for(folder / "cut/checkpoint/run.json", process)
-    time.sleep(1.0)
+    time.sleep(0.5)
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
     expected = -9 if number == signal.SIGKILL else 130
