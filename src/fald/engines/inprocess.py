@@ -173,8 +173,11 @@ class InProcess:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.num_threads, thread_name_prefix="fald-client")
 
+        double = float_dtype() == jnp.float64  # which may hold in the calling thread alone
+
         def run(task: Callable) -> Any:
-            return jax.block_until_ready(task(tables, hyper, begun, memory))
+            with jax.enable_x64(double):
+                return jax.block_until_ready(task(tables, hyper, begun, memory))
 
         waiting = [self._pool.submit(run, task) for task in tasks]
         try:
