@@ -26,6 +26,7 @@ _WAIT = 15.0  # seconds to reach the server
 _SILENT = 25.0  # seconds after which a site counts as gone; it is heard of every ten
 _FINISHED = "FINISHED:"
 _UNFINISHED = ("waiting", "running")
+_RESTART = 60.0  # seconds in which a server that was killed is up again
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,16 @@ def _check_listening(kit: Path) -> None:
         ) from error
 
 
+def _await_server(kit: Path, seconds: float) -> None:
+    """Wait until something listens; say after so long that nothing does."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with contextlib.suppress(FederationError):
+            return _check_listening(kit)
+        time.sleep(0.5)
+    _check_listening(kit)
+
+
 def submit(folder: Path, job: dict[str, Any], *, wait: float = 60.0) -> str:
     """Submit a run to the server of a federation; returns the engine's job id.
 
@@ -163,6 +174,8 @@ def submit(folder: Path, job: dict[str, Any], *, wait: float = 60.0) -> str:
         If the server is not reached, refuses the user, sites stay away, or another run is going on.
     """
     federation = read_settings(folder)
+    if job.get("resume"):  # whoever resumes may be quicker than the restart of what was killed
+        _await_server(folder / "coordinator", _RESTART)
     with Session(folder / "coordinator") as session:
         present = _await_sites(session, federation, wait)
         _make_way(folder, session, present, str(job["out"]))
