@@ -271,6 +271,12 @@ def test_hostile_replies_are_refused_and_the_site_is_named(place, tmp_path, kind
         run_federated(study, link, tmp_path / "out")
 
 
+def test_a_chain_that_diverges_behind_masks_is_said_to(place, tmp_path):
+    study = place.study({"step-size": 1e6, "num-rounds": 80, "local-steps": 30})
+    with pytest.raises(FederationError, match=r"site '.' refuses: entry \d+ of \d+ to be summed"):
+        run_federated(study, place.link(), tmp_path / "out")
+
+
 def test_another_version_is_refused(place, tmp_path):
     def old(content):
         reply = wire.unpack(place.worker("b").handle(content))

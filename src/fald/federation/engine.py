@@ -166,8 +166,11 @@ class RemoteEngine:
         return state, Records(*columns), energy
 
     def locate(self, problem: Problem, state: RunState, num_rounds: int) -> Failure:
-        """Uploads that are not finite are refused as they arrive, so only the average can have overflowed."""
-        return Failure(state.round + num_rounds, 0, None, 0)
+        """Say that the average overflowed: uploads that are not finite are refused as they arrive."""
+        raise FederationError(
+            f"the average of the sites' uploads left the finite numbers by round {state.round + num_rounds}",
+            hint="try a smaller step-size",
+        )
 
     def _round(self, problem: Problem, state: RunState) -> tuple[RunState, tuple[Any, ...], float]:
         f, index = self._federation, state.round

@@ -25,7 +25,15 @@ from numpy.typing import NDArray
 from fald.checkpoint import write_atomically
 from fald.commands import set_precision
 from fald.data import FederatedData
-from fald.errors import ConfigError, FaldError, FederationError, PolicyError, PrivacyError, SecureSumError
+from fald.errors import (
+    ConfigError,
+    FaldError,
+    FederationError,
+    NonFiniteError,
+    PolicyError,
+    PrivacyError,
+    SecureSumError,
+)
 from fald.federation import wire
 from fald.federation.account import private_parts
 from fald.federation.policy import Policy, Proposal, read_policy
@@ -40,7 +48,8 @@ Array = NDArray[Any]
 PROTOCOL = 1
 _ID = re.compile(r"[0-9a-f]{16}")
 _SEND_CURVATURE = ("laplace", "consensus", "consensus-parametric", "fsgld")
-_TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError)  # whose words never come from rows
+# whose words never come from rows
+_TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError, NonFiniteError)
 
 
 @dataclass(frozen=True)
