@@ -10,11 +10,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from fald.data import FederatedData
 from fald.keys import integers
 from fald.models.base import Model
 from fald.types import PyTree
+
+_FEW = 512
 
 
 class Batch(NamedTuple):
@@ -65,13 +68,24 @@ def choose_without_replacement(rng_key: jax.Array, population, count: int, step=
     origin = jnp.where(parent < 0, i, parent)
     for _ in range(max(1, math.ceil(math.log2(max(count, 2))))):
         origin = origin[origin]
-    # previous[i]: the last earlier step that swapped into the same position
-    order = jnp.argsort(j, stable=True)
-    ordered = j[order]
+    previous = _last_equal(j)
+    # taken from one table, because the compiler makes what is taken once and would make a choice again
+    # for every number of a row that the index is used for
+    return jnp.concatenate([origin, j])[jnp.where(previous >= 0, previous, count + i)]
+
+
+def _last_equal(values: jax.Array) -> jax.Array:
+    """For each entry the index of the last earlier one with the same value, or −1."""
+    count = values.shape[0]
+    place = jnp.arange(count, dtype=jnp.int32)
+    if count <= _FEW:  # comparing all pairs is quicker than sorting a few
+        same = (values[:, None] == values[None, :]) & (place[:, None] < place[None, :])
+        return jnp.max(jnp.where(same, place[:, None], -1), axis=0)
+    order = jnp.argsort(values, stable=True).astype(jnp.int32)
+    ordered = values[order]
     repeated = jnp.concatenate([jnp.zeros((1,), bool), ordered[1:] == ordered[:-1]])
-    before = jnp.concatenate([order[:1], order[:-1]]).astype(jnp.int32)
-    previous = jnp.zeros((count,), jnp.int32).at[order].set(jnp.where(repeated, before, -1))
-    return jnp.where(previous >= 0, origin[jnp.maximum(previous, 0)], j)
+    before = jnp.concatenate([order[:1], order[:-1]])
+    return jnp.zeros((count,), jnp.int32).at[order].set(jnp.where(repeated, before, -1))
 
 
 class Split(NamedTuple):
@@ -135,21 +149,21 @@ def random_rows(
     return Batch(_each(lambda a: _take(a, taken), rows), mask, jnp.minimum(size, batch_size))
 
 
+def _energy(model: Model, total_rows, position: PyTree, batch: Batch, dtype) -> jax.Array:
+    terms = jax.vmap(lambda row: jnp.asarray(model.loglikelihood_fn(position, row)))(batch.rows)
+    if batch.mask is not None:
+        terms = jnp.where(batch.mask, terms, 0)
+    scale = jnp.asarray(total_rows, dtype) / jnp.asarray(batch.count, dtype)
+    return -jnp.asarray(model.logprior_fn(position)) - scale * jnp.sum(terms)
+
+
 def energy_fn(model: Model, total_rows) -> Callable[[jax.Array, Batch], jax.Array]:
     """Energy of a client, f̃^c(θ) = −log π0(θ) − (n/b) Σ_{i in batch} log p(x_i | θ).
 
     With p_c = n_c/n, the factor (n_c/b)·(1/p_c) of a batch of b rows is n/b: on all rows this is
     f^c = −log π0 + ℓ^c/p_c, and Σ_c p_c f^c is the global energy with its prior counted once.
     """
-
-    def energy(theta: jax.Array, batch: Batch) -> jax.Array:
-        terms = jax.vmap(model.flat_loglikelihood, in_axes=(None, 0))(theta, batch.rows)
-        if batch.mask is not None:
-            terms = jnp.where(batch.mask, terms, 0)
-        scale = jnp.asarray(total_rows, theta.dtype) / jnp.asarray(batch.count, theta.dtype)
-        return -model.flat_logprior(theta) - scale * jnp.sum(terms)
-
-    return energy
+    return lambda theta, batch: _energy(model, total_rows, model.unravel(theta), batch, theta.dtype)
 
 
 def gradient_fn(model: Model, total_rows, clip_norm=None) -> Callable[[jax.Array, Batch], jax.Array]:
@@ -158,10 +172,16 @@ def gradient_fn(model: Model, total_rows, clip_norm=None) -> Callable[[jax.Array
     With g_i = ∇ log p(x_i | θ), the clipped gradient is −∇log π0 − (n/b) Σ_i g_i·min(1, C/‖g_i‖). The
     prior is not clipped: it holds no data. Clipping changes the target to a pseudo-posterior.
     """
-    if clip_norm is None:
-        return jax.grad(energy_fn(model, total_rows))
 
-    def gradient(theta: jax.Array, batch: Batch) -> jax.Array:
+    def whole(theta: jax.Array, batch: Batch) -> jax.Array:
+        # by parameters, joined at the end: the gradient of taking them out of θ would add zeros around each
+        position = model.unravel(theta)
+        return ravel_pytree(jax.grad(lambda p: _energy(model, total_rows, p, batch, theta.dtype))(position))[
+            0
+        ]
+
+    def clipped(theta: jax.Array, batch: Batch) -> jax.Array:
+        assert clip_norm is not None
         of_row = jax.vmap(jax.grad(model.flat_loglikelihood), in_axes=(None, 0))(theta, batch.rows)
         norm = jnp.sqrt(jnp.sum(of_row**2, axis=1))
         factor = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, jnp.finfo(theta.dtype).tiny))
@@ -170,7 +190,7 @@ def gradient_fn(model: Model, total_rows, clip_norm=None) -> Callable[[jax.Array
         scale = jnp.asarray(total_rows, theta.dtype) / jnp.asarray(batch.count, theta.dtype)
         return -jax.grad(model.flat_logprior)(theta) - scale * (factor @ of_row)
 
-    return gradient
+    return whole if clip_norm is None else clipped
 
 
 def client_rows(data: FederatedData, client: int, capacity: int) -> Batch:

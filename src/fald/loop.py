@@ -369,7 +369,9 @@ def step_times_curvature(problem: Problem, start: jax.Array, records: list[Recor
     if step is None or not shares_energy(problem) or not getattr(problem.method, "client_steps", True):
         return None
     mean = np.mean([r.position.mean(axis=(0, 1)) for r in records if len(r.round)], axis=0)
-    took_part = np.unique(np.concatenate([r.client[r.weight > 0] for r in records]))
+    took_part = np.arange(problem.data.num_clients)
+    if problem.participation.scheme != "full":
+        took_part = np.unique(np.concatenate([r.client[r.weight > 0] for r in records]))
     _, curvature = worst_curvature(problem, (start, jnp.asarray(mean, start.dtype)), _some(took_part))
     return step * curvature
 

@@ -34,7 +34,7 @@ def build_tree(
     import xarray as xr
 
     model, data = problem.model, problem.data
-    joined = Records(*[np.concatenate([getattr(r, f) for r in records]) for f in Records._fields])
+    joined = Records(*[_joined([getattr(r, f) for r in records]) for f in Records._fields])
     groups = posterior_groups(model, np.swapaxes(joined.position, 0, 1))
     base = {k: groups["posterior"].coords[k].values for k in ("chain", "draw")}
     per_slot = ["chain", "draw", "slot"]
@@ -71,6 +71,15 @@ def build_tree(
         said = guard.statement()
         tree.attrs |= {"privacy_statement": said.text, "privacy": said.to_json()}
     return tree
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """Chunks of draws in one array; what is the same in every draw is kept once."""
+    filled = [part for part in parts if len(part)] or parts
+    once = filled[0][:1]
+    if once.ndim > 1 and all(part.strides[0] == 0 and np.array_equal(part[:1], once) for part in filled):
+        return np.broadcast_to(once, (sum(len(part) for part in parts), *once.shape[1:]))
+    return np.concatenate(parts)
 
 
 def posterior_groups(model: Model, flat: np.ndarray) -> dict[str, xr.Dataset]:

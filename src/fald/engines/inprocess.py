@@ -24,6 +24,7 @@ import numpy as np
 from fald.data import FederatedData
 from fald.engines import tally
 from fald.engines.base import Failure, Problem, Records, RunState
+from fald.engines.compiler import options
 from fald.engines.rounds import Begun, Layout, Rounds, SizeClass, Tables, row_numbers
 from fald.errors import ConfigError
 from fald.gradients import Split
@@ -89,7 +90,7 @@ class InProcess:
     def __init__(self, *, capacities: tuple[int, ...] | None = None, num_threads: int | None = None):
         self.capacities = capacities
         self.num_threads = _cores() if num_threads is None else check_count("num-threads", num_threads, 1)
-        self._prepared: tuple[Problem, Tables, Layout, _Compiled] | None = None
+        self._prepared: tuple[Problem, Tables, Layout, _Compiled, Any, Any] | None = None
         self._buffers: Any = None
         self._pool: ThreadPoolExecutor | None = None
 
@@ -127,7 +128,16 @@ class InProcess:
         _, layout, *_ = self._prepare(problem)
         move = self._advance_apart if layout.apart else self._advance_together
         server, memory, kept, energy = move(problem, state, num_rounds, len(rounds))
-        return RunState(end, server, memory), Records(rounds, *kept), float(energy)
+        position, of_draw, drift, *who = kept
+        if not who:  # the same clients with the same weights in every round
+            sizes = problem.data.sizes.astype(drift.dtype)
+            fixed = np.arange(len(sizes), dtype=np.int32), sizes / sizes.dtype.type(problem.data.num_rows)
+            who = [np.broadcast_to(each, drift.shape) for each in fixed]
+        return (
+            RunState(end, server, memory),
+            Records(rounds, position, of_draw, who[0], who[1], drift),
+            float(energy),
+        )
 
     def _advance_together(self, problem: Problem, state: RunState, num_rounds: int, num_kept: int):
         """All rounds in one compiled call, which keeps its draws in buffers that the next call takes over."""
@@ -219,10 +229,11 @@ class InProcess:
                 _draw_capacity(problem),
                 str(float_dtype()),
             )
-            self._prepared, self._buffers = (problem, tables, layout, compiled), None
-        _, tables, layout, compiled = self._prepared
-        secret = problem.rng_key if problem.secret_key is None else problem.secret_key
-        return tables, layout, compiled, problem.method.traced(), (problem.rng_key, secret)
+            secret = problem.rng_key if problem.secret_key is None else problem.secret_key
+            roots = (problem.rng_key, secret)
+            self._prepared = (problem, tables, layout, compiled, problem.method.traced(), roots)
+            self._buffers = None
+        return self._prepared[1:]
 
 
 def _cores() -> int:
@@ -232,7 +243,8 @@ def _cores() -> int:
 
 def _draw_capacity(problem: Problem) -> int:
     slots = num_slots(problem.participation, problem.data.num_clients)
-    numbers = problem.num_chains * (problem.model.dim + 1 + 3 * slots)
+    fields = 1 if problem.participation.scheme == "full" else 3
+    numbers = problem.num_chains * (problem.model.dim + 1 + fields * slots)
     return int(np.clip(_DRAW_BYTES // (numbers * float_dtype().itemsize), 1, _MOST_DRAWS))
 
 
@@ -348,13 +360,10 @@ def _compile(
 
     def buffers():
         real = jnp.dtype(dtype)
-        return (
-            jnp.zeros((capacity, num_chains, model.dim), real),
-            jnp.zeros((capacity, num_chains), real),
-            jnp.zeros((capacity, num_chains, slots), jnp.int32),
-            jnp.zeros((capacity, num_chains, slots), real),
-            jnp.zeros((capacity, num_chains, slots), real),
-        )
+        shapes = [((model.dim,), real), ((), real), ((slots,), real)]
+        if not rounds.everyone:
+            shapes += [((slots,), jnp.int32), ((slots,), real)]
+        return tuple(jnp.zeros((capacity, num_chains, *shape), kind) for shape, kind in shapes)
 
     def run(tables, hyper, roots, server, memory, buffers, first_round, num_rounds, num_warmup, thinning):
         def body(i, carry):
@@ -380,45 +389,33 @@ def _compile(
         return server, memory, rounds.record(server, uploads, begun.drawn)
 
     return _Compiled(
-        jax.jit(run, donate_argnums=5),
-        jax.jit(rounds.whole),
-        jax.jit(rounds.begin),
-        jax.jit(finish, donate_argnums=4),
+        jax.jit(run, donate_argnums=5, compiler_options=options()),
+        jax.jit(rounds.whole, compiler_options=options()),
+        jax.jit(rounds.begin, compiler_options=options()),
+        jax.jit(finish, donate_argnums=4, compiler_options=options()),
         buffers,
         functools.cache(functools.partial(_tasks, rounds)),
     )
 
 
 def _tasks(rounds: Rounds) -> list[Callable]:
-    """The clients' work of one round in parts of equal shape, so that one compilation serves all."""
+    """The clients' work of one round in parts of equal shape, so that one compilation serves all.
 
-    def on_one_thread(function: Callable) -> Any:
-        options = {"xla_cpu_multi_thread_eigen": False} if jax.default_backend() == "cpu" else None
-        return jax.jit(function, compiler_options=options)
-
-    def parts(count: int) -> list[slice]:
+    A task is called with the tables, the method's numbers, the round begun and the clients' memory.
+    """
+    counts = [k.members for k in rounds.layout.classes] if rounds.everyone else [rounds.num_slots]
+    tasks = []
+    for number, count in enumerate(counts):
         # of one length, whatever the number of threads: another length rounds differently
         size = max((d for d in range(1, count + 1) if count % d == 0 and count // d >= _PARTS), default=1)
-        return [slice(start, start + size) for start in range(0, count, size)]
-
-    if not rounds.everyone:
-        visit = on_one_thread(rounds.visit_slots)
-        return [
-            functools.partial(_some_slots, visit, jnp.arange(part.start, part.stop))
-            for part in parts(rounds.num_slots)
-        ]
-    tasks = []
-    for number, size_class in enumerate(rounds.layout.classes):
-        visit = on_one_thread(functools.partial(rounds.visit_class, number))
-        tasks += [functools.partial(_some_members, visit, number, part) for part in parts(size_class.members)]
+        visit = jax.jit(functools.partial(_visit_part, rounds, number, size), compiler_options=options(True))
+        tasks += [functools.partial(visit, jnp.asarray(start, jnp.int32)) for start in range(0, count, size)]
     return tasks
 
 
-def _some_slots(visit: Callable, slots: jax.Array, tables: Tables, hyper, begun: Begun, memory) -> Any:
-    return visit(tables, hyper, begun, memory, slots)
-
-
-def _some_members(
-    visit: Callable, number: int, part: slice, tables: Tables, hyper, begun: Begun, memory
-) -> Any:
-    return visit(tables, hyper, begun, memory, tables.members[number][part])
+def _visit_part(rounds: Rounds, number: int, size: int, start, tables: Tables, hyper, begun: Begun, memory):
+    """Visit ``size`` members of a size class, or slots, from ``start`` on."""
+    if not rounds.everyone:
+        return rounds.visit_slots(tables, hyper, begun, memory, start + jnp.arange(size))
+    clients = jax.lax.dynamic_slice_in_dim(tables.members[number], start, size)
+    return rounds.visit_class(number, tables, hyper, begun, memory, clients)

@@ -199,11 +199,12 @@ class Rounds:
         return *self.finish(tables, hyper, begun, server, memory, parts), begun.drawn
 
     def record(self, server, uploads: Upload, drawn: Drawn) -> tuple[jax.Array, ...]:
-        """What is kept of a round: the fields of ``Records`` without the round's number."""
+        """What is kept of a round: position, energy, drift and, where it is drawn, who took part."""
         position = jax.vmap(self.method.position)(server)
         energy = jnp.sum(jnp.where(drawn.weight > 0, drawn.weight * uploads.energy.T, 0), axis=1)
         apart = jax.vmap(drift, in_axes=(1, 0, 0))(uploads.position, drawn.weight, position)
-        return position, energy, drawn.client, drawn.weight, apart
+        who = () if self.everyone else (drawn.client, drawn.weight)
+        return position, energy, apart, *who
 
     def _over_chains(self, function, in_axes):
         """``jax.vmap`` over chains; a single chain is not laid out as an array of one."""

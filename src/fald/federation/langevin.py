@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fald.checkpoint import pack, unpack, write_atomically
 from fald.client import Rows, local, whole_client
 from fald.data import FederatedData
+from fald.engines.compiler import options
 from fald.engines.inprocess import _as_device as as_device
 from fald.errors import FederationError
 from fald.keys import chain_key
@@ -190,4 +191,4 @@ def _compile(
 
         return jax.vmap(update)(public, secret, weight, message, memory)
 
-    return jax.jit(run)
+    return jax.jit(run, compiler_options=options())

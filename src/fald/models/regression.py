@@ -297,7 +297,7 @@ def _categorical_loglikelihood(logits_fn: Callable[[Any, Any], Any], num_classes
         x, y = example
         logits = logits_fn(position, jnp.asarray(x, float_dtype()))
         # a one-hot product keeps gradients free of scatters, which are slow on CPU
-        chosen = (jnp.arange(num_classes) == y).astype(logits.dtype) @ logits
+        chosen = jnp.sum(jnp.where(jnp.arange(num_classes) == y, logits, 0))
         return chosen - jax.nn.logsumexp(logits)
 
     return loglikelihood_fn
@@ -381,11 +381,16 @@ def mlp_classifier(
 
 
 def _quadratic(matrix: np.ndarray, x: jax.Array) -> jax.Array:
-    """xᵀMx; written out for few dimensions, where a call of a matrix product costs more than its work."""
+    """xᵀMx of a positive definite M; written out for few dimensions, where calling a product costs more.
+
+    As a sum of squares, whose gradient takes the fewest operations.
+    """
     if len(matrix) > 4:
         return x @ jnp.asarray(matrix, float_dtype()) @ x
+    root = np.linalg.cholesky(matrix)
     part = [x[i] for i in range(len(matrix))]
-    return sum((float(m) * part[i] * part[j] for (i, j), m in np.ndenumerate(matrix)), jnp.zeros((), x.dtype))
+    turned = [sum(float(root[i, j]) * part[i] for i in range(j, len(matrix))) for j in range(len(matrix))]
+    return sum(u * u for u in turned)
 
 
 def gaussian_location(covariance: Any, *, prior_scale: float | None = None) -> Model:
