@@ -161,3 +161,11 @@ def test_masked_rows_do_not_count():
     padded = all_rows(rows, 2, 3, 8, False)
     assert float(energy(theta, padded)) == pytest.approx(float(exact), rel=1e-6)
     assert float(energy(theta, padded._replace(mask=None))) != pytest.approx(float(exact), rel=1e-2)
+
+
+@pytest.mark.parametrize("count", [1, 7, 512, 513])
+def test_last_equal_of_few_and_many(count):
+    values = np.random.default_rng(count).integers(0, max(1, count // 3), count)
+    found = np.asarray(gradients._last_equal(jnp.asarray(values)))
+    expected = [max((j for j in range(i) if values[j] == v), default=-1) for i, v in enumerate(values)]
+    assert found.tolist() == expected

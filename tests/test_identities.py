@@ -397,12 +397,12 @@ class TestRowsReadInPlace:
     def test_are_not_copied(self, monkeypatch):
         monkeypatch.setattr(inprocess, "_IN_PLACE_BYTES", 0)
         for part in self.data.rows:
-            split = inprocess._as_device(part)
+            split = inprocess.as_device(part)
             assert isinstance(split, Split)
             assert split.rest.unsafe_buffer_pointer() == part[len(split.head) :].ctypes.data
             assert np.array_equal(np.concatenate(split), part)
         # rows of 64 bytes never reach a boundary from 16 bytes after one
-        assert not isinstance(inprocess._as_device(misaligned(np.zeros((9, 16), np.float32))), Split)
+        assert not isinstance(inprocess.as_device(misaligned(np.zeros((9, 16), np.float32))), Split)
 
 
 def test_both_halves_of_a_seed_count():

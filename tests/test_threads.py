@@ -7,7 +7,7 @@ import pytest
 
 import fald
 from fald import samplers
-from fald.engines import inprocess
+from fald.engines import compiler, inprocess
 from fald.errors import ConfigError
 from helpers import draws, federation, linear_model
 
@@ -90,3 +90,16 @@ def test_large_clients_go_to_threads_and_small_ones_do_not():
 def test_number_of_threads_is_checked():
     with pytest.raises(ConfigError, match="num-threads"):
         fald.InProcess(num_threads=0)
+
+
+def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch):
+    monkeypatch.setattr(compiler, "_OPTIONS", {**compiler._OPTIONS, "xla_no_such_option": True})
+    assert "xla_no_such_option" not in compiler.options(one_thread=True)
+    assert compiler.options()["xla_cpu_prefer_vector_width"] == 512
+
+
+def test_what_is_the_same_in_every_draw_is_kept_once():
+    stats = run("full")["sample_stats"]
+    assert stats["weight"].values.strides[1] == 0 < stats["drift"].values.strides[1]
+    assert np.allclose(stats["weight"].values[1, 1], DATA.weights)
+    assert stats["participant"].values[0, 1].tolist() == [0, 1, 2, 3, 4]

@@ -6,8 +6,8 @@ inside ``Local``; the method sees only energies and gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -150,6 +150,47 @@ def local(
         chance=jnp.full_like(share, 1 / num_clients) if scheme == "without-replacement" else share,
         always=scheme == "full",
     )
+
+
+def client_round(
+    model: Model,
+    method: Any,
+    hyper: Mapping[str, Any],
+    rows: Rows,
+    whole: Batch | None,
+    keys: tuple[jax.Array, jax.Array],
+    client,
+    weight,
+    round_index,
+    message: PyTree,
+    memory: PyTree,
+    *,
+    all_rows_fn: Callable[[], Batch],
+    num_clients: int,
+    scheme: str,
+    full_batches: bool = False,
+) -> Any:
+    """What every engine runs at a client: its view of the round, then the method's part; upload and memory.
+
+    ``keys`` are the chain's, the one the server may know and the client's own; the rest is as for ``local``.
+    """
+    view = local(
+        model,
+        rows,
+        *keys,
+        client,
+        weight,
+        round_index,
+        hyper["local_steps"],
+        method.batch_size,
+        whole,
+        hyper.get("clip_norm"),
+        all_rows_fn=all_rows_fn,
+        num_clients=num_clients,
+        scheme=scheme,
+        full_batches=full_batches,
+    )
+    return method.client_update(hyper, view, message, memory)
 
 
 def _own(secret_key: jax.Array, round_index, stream: Stream, client) -> jax.Array:

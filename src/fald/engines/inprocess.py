@@ -252,7 +252,7 @@ def _row_bytes(data: FederatedData) -> int:
     return row_numbers(data.rows) * float_dtype().itemsize
 
 
-def _as_device(array: Any) -> jax.Array | Split:
+def as_device(array: Any) -> jax.Array | Split:
     """Move rows to JAX; float rows get the run's type, everything else stays as stored.
 
     Large arrays are read in place where their layout allows it, so the caller's array must not
@@ -302,7 +302,7 @@ def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Table
     ]
     members = tuple(np.flatnonzero(class_of == k).astype(np.int32) for k in range(len(classes)))
     tables = Tables(
-        rows=jax.tree.map(_as_device, data.rows),
+        rows=jax.tree.map(as_device, data.rows),
         offsets=jnp.asarray(data.offsets, jnp.int32),
         class_of=jnp.asarray(class_of, jnp.int32),
         members=tuple(jnp.asarray(m) for m in members),

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.client import Rows, local, whole_client
+from fald.client import Rows, client_round, whole_client
 from fald.engines import tally
 from fald.keys import Stream, chain_key, stream_key
 from fald.models.base import Model
@@ -231,28 +231,26 @@ class Rounds:
 
         def update(prepared, keys, client, weight, message, memory):
             rows, whole = prepared
-            public, secret = keys
 
             def all_rows_fn():
                 return whole_client(rows, size_class.capacity, size_class.exact) if whole is None else whole
 
-            view = local(
+            return client_round(
                 self.model,
+                method,
+                hyper,
                 rows,
-                public,
-                secret,
+                whole,
+                keys,
                 client,
                 weight,
                 round_index,
-                hyper["local_steps"],
-                method.batch_size,
-                whole,
-                hyper.get("clip_norm"),
+                message,
+                memory,
                 all_rows_fn=all_rows_fn,
                 num_clients=self.num_clients,
                 scheme=self.participation.scheme,
                 full_batches=self.layout.full_batches,
             )
-            return method.client_update(hyper, view, message, memory)
 
         return prepare, update

@@ -377,7 +377,7 @@ def _compile(problem: Problem, sizes: tuple[int, ...]) -> _Functions:
 
 def _upload_shapes(problem: Problem, sizes: tuple[int, ...]) -> Upload:
     """Shapes of a site's upload, all chains in front."""
-    from fald.client import Rows, local, whole_client
+    from fald.client import Rows, client_round, whole_client
 
     method, model, chains = problem.method, problem.model, problem.num_chains
     real = float_dtype()
@@ -386,25 +386,23 @@ def _upload_shapes(problem: Problem, sizes: tuple[int, ...]) -> Upload:
         rows = Rows(rows_flat, jnp.int32(0), jnp.int32(1), jnp.int32(sum(sizes)))
         key = jnp.zeros(2, jnp.uint32)
         whole = None if method.batch_size is not None else whole_client(rows, 1, True)
-        view = local(
+        message = method.broadcast(method.init_server(position))
+        return client_round(
             model,
+            method,
+            method.traced(),
             rows,
-            key,
-            key,
+            whole,
+            (key, key),
             jnp.int32(0),
             jnp.ones((), real),
             jnp.int32(0),
-            method.traced()["local_steps"],
-            method.batch_size,
-            whole,
-            method.traced().get("clip_norm"),
+            message,
+            method.init_client(position),
             all_rows_fn=lambda: whole_client(rows, 1, True),
             num_clients=len(sizes),
             scheme=problem.participation.scheme,
-        )
-        server = method.init_server(position)
-        message = method.broadcast(server)
-        return method.client_update(method.traced(), view, message, method.init_client(position))[0]
+        )[0]
 
     def row(a):
         kind = jnp.uint8 if a.dtype == bool else real if a.dtype.kind == "f" else a.dtype

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fald.checkpoint import pack, unpack, write_atomically
-from fald.client import Rows, local, whole_client
+from fald.client import Rows, client_round, whole_client
 from fald.data import FederatedData
 from fald.engines.compiler import options
-from fald.engines.inprocess import _as_device as as_device
+from fald.engines.inprocess import as_device
 from fald.errors import FederationError
 from fald.keys import chain_key
 from fald.models.base import Model
@@ -167,23 +167,22 @@ def _compile(
         whole = None if method.batch_size is not None else all_rows()
 
         def update(public, secret, weight, message, memory):
-            view = local(
+            upload, changed = client_round(
                 model,
+                method,
+                hyper,
                 rows,
-                public,
-                secret,
+                whole,
+                (public, secret),
                 client,
                 weight,
                 round_index,
-                hyper["local_steps"],
-                method.batch_size,
-                whole,
-                hyper.get("clip_norm"),
+                message,
+                memory,
                 all_rows_fn=all_rows,
                 num_clients=num_clients,
                 scheme=scheme,
             )
-            upload, changed = method.client_update(hyper, view, message, memory)
             # nothing leaves, and nothing changes, in chains that did not draw this site
             drawn = weight > 0
             upload = jax.tree.map(lambda leaf: jnp.where(drawn, leaf, jnp.zeros_like(leaf)), upload)
