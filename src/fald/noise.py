@@ -39,9 +39,17 @@ def injected(
 
     ``uses_shared`` and ``uses_own`` are static: a part whose factor is zero is not drawn.
     """
-    total = jnp.zeros((dim,), jnp.zeros(()).dtype)
-    if uses_shared:
-        total += correlation * normals(shared_key, step, dim)
-    if uses_own:
-        total += jnp.sqrt((1 - correlation**2) * variance) * normals(own_key, step, dim)
-    return jnp.sqrt(2 * step_size * temperature) * total
+
+    nothing = jnp.zeros((dim,), jnp.zeros(()).dtype)
+
+    def drawn(_, total):
+        if uses_shared:
+            total += correlation * normals(shared_key, step, dim)
+        if uses_own:
+            total += jnp.sqrt((1 - correlation**2) * variance) * normals(own_key, step, dim)
+        return (jnp.sqrt(2 * step_size * temperature) * total).astype(nothing.dtype)
+
+    # A loop that runs once, which the compiler cannot know: it would otherwise merge the noise with the
+    # gradient into one pass, in which neither uses the vector unit.
+    once = jnp.where(temperature > 0, 1, 0)
+    return jax.lax.fori_loop(0, once, drawn, nothing)

@@ -166,34 +166,25 @@ class FALD:
         """Where K local steps from ``start`` end."""
         variance = own_variance(self.noise, local.share, local.weight)
 
-        def noise(k, eta):
-            return injected(
-                local.shared_key,
-                local.own_key,
-                k,
-                start.shape[0],
-                step_size=eta,
-                temperature=hyper["temperature"],
-                correlation=hyper["correlation"],
-                variance=variance,
-                uses_shared=self.correlation > 0,
-                uses_own=self.correlation < 1,
-            ).astype(start.dtype)
-
-        # Noise is drawn in a loop that runs once, which the compiler cannot know: it would otherwise merge
-        # noise and gradient into one pass, in which neither uses the vector unit.
-        once = jnp.minimum(hyper["local_steps"], 1)
-
-        def step(k, carry):
-            theta, last = carry
+        def step(k, theta):
             eta = self.step_size(local.first_step + k) if callable(self.step_size) else hyper["step_size"]
             theta = theta - eta * local.grad(theta, k)
             if self.temperature > 0:
-                last = jax.lax.fori_loop(0, once, lambda _, __: noise(k, eta), last)
-                theta = theta + last
-            return theta.astype(start.dtype), last
+                theta = theta + injected(
+                    local.shared_key,
+                    local.own_key,
+                    k,
+                    theta.shape[0],
+                    step_size=eta,
+                    temperature=hyper["temperature"],
+                    correlation=hyper["correlation"],
+                    variance=variance,
+                    uses_shared=self.correlation > 0,
+                    uses_own=self.correlation < 1,
+                )
+            return theta.astype(start.dtype)
 
-        return jax.lax.fori_loop(0, hyper["local_steps"], step, (start, jnp.zeros_like(start)))[0]
+        return jax.lax.fori_loop(0, hyper["local_steps"], step, start)
 
     def server_update(
         self, hyper, state: PyTree, uploads: Upload, weights: jax.Array, server: Server
