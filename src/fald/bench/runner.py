@@ -187,15 +187,15 @@ def markdown(document: Mapping[str, Any], last: Mapping[str, Any] | None = None)
         ]
         for name, figures in case["contenders"].items():
             best, median, cpu = (_microseconds(figures[key]) for key in ("best", "median", "cpu"))
-            row = f"| {name} | {best} | {median} | {cpu} | {figures['ratio']:,.3g} |"
+            row = f"| {name} | {best} | {median} | {cpu} | {_ratio(figures['ratio'])} |"
             old = before.get((case["name"], name))
-            lines.append(row + ((f" {old:,.3g} |" if old else " – |") if changed else ""))
+            lines.append(row + ((f" {_ratio(old)} |" if old else " – |") if changed else ""))
         lines += [f"\nNot installed here: {', '.join(case['missing'])}."] if case["missing"] else []
         for goal in case["goals"]:
             rule = "at most" if goal["at_most"] else "at least"
             verdict = "reached" if goal["holds"] else "**not reached**"
             lines.append(
-                f"\n{goal['text']}: {goal['value']:,.3g}, wanted {rule} {goal['limit']:,g}: {verdict}."
+                f"\n{goal['text']}: {_ratio(goal['value'])}, wanted {rule} {goal['limit']:,g}: {verdict}."
             )
     for one in document["scaling"]:
         if one is document["scaling"][0]:
@@ -208,4 +208,8 @@ def markdown(document: Mapping[str, Any], last: Mapping[str, Any] | None = None)
 
 
 def _microseconds(seconds: float) -> str:
-    return f"{1e6 * seconds:,.4g}" if seconds < 0.1 else f"{1e6 * seconds:,.0f}"
+    return f"{1e6 * seconds:.4g}" if seconds < 1e-3 else f"{1e6 * seconds:,.0f}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
