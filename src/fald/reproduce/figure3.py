@@ -131,7 +131,7 @@ def draw(table: Table, document: Mapping[str, Any]) -> Figure:
                 curve = of_k.groupby("round")[name].agg(["mean", "min", "max"])
                 plots.line(ax, i, curve.index, curve["mean"], f"K = {K}", marks=6)
                 plots.band(ax, i, curve.index, curve["min"], curve["max"])
-            ax.set_title(f"{_NAMES[data]}: {title}")
+            ax.set_title(f"{_NAMES[data]}: {title}", fontsize="small")
             ax.set_xlabel("rounds")
             if name != "accuracy":
                 plots.logarithmic(ax, "y")

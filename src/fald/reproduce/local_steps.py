@@ -190,7 +190,7 @@ def draw(table: Table, record: Mapping[str, Any]) -> Figure:
     for ax in axes[0]:
         plots.logarithmic(ax, "xy")
         ax.set_xlabel("local steps K")
-        ax.legend(loc="center right" if ax is right else None)
+        ax.legend(**({"loc": "center right", "bbox_to_anchor": (1.0, 0.3)} if ax is right else {}))
     for ax in (left, middle):
         ax.set_ylabel(f"rounds to W2 ≤ {record['settings']['epsilon']:g}")
     return figure
