@@ -5,12 +5,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-others lint bench docs clean
+.PHONY: demo test test-quick test-others lint bench docs clean
 
-$(VENV)/run.stamp: pyproject.toml constraints.txt
+$(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fald needs Python 3.11 or newer; set PYTHON" >&2; exit 2; }
-	@echo "installing fald into $(VENV) (a minute or two, once)"
 	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/run.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing fald into $(VENV) (a minute or two, once)"
 	@$(PIP) --editable .
 	@touch $@
 
@@ -19,12 +21,21 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
+$(VENV)/quick.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing fald and pytest into $(VENV) (a minute or two, once)"
+	@$(PIP) --editable '.[test]'
+	@touch $@
+
 demo: $(VENV)/run.stamp  ## analyse the bundled four-hospital trial
 	@$(BIN)/fald demo
 
 test: $(VENV)/dev.stamp  ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(PYTEST)
 
+test-quick: $(VENV)/quick.stamp  ## run tests that need nothing but pytest: those that PYTEST names
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow' $(PYTEST)
+
+# after dev.stamp, because two installations of one checkout at a time disturb each other
 test-others: $(VENV)/dev.stamp  ## run the quick tests on the newest other Python >= 3.11 that is present
 	$(BIN)/python tests/interpreters.py
 

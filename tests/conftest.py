@@ -10,6 +10,18 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items):
+    """One process runs the tests of a file: it compiles their programs and makes their fixtures once.
+
+    Federations come first, because theirs is the longest group.
+    """
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.get_closest_marker("federation") is None)
+
+
 @pytest.fixture(autouse=True)
 def _precision():
     """A study may switch the whole process to double precision; the next test starts with single again."""

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -120,6 +119,8 @@ def gaussian_federation(num_clients=4, d=2, seed=1):
 
 def pooled_nuts(model, data, draws_per_chain, seed=20):
     """Flat draws (4 chains together) by NUTS on the pooled rows: the reference of a federated run."""
+    import blackjax
+
     rows = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), data.rows)
 
     def logdensity(theta):

@@ -45,9 +45,10 @@ def main() -> int:
     for (major, minor), program in chosen:
         print(f"testing on Python {major}.{minor}", flush=True)
         files = " ".join(f"tests/test_{name}.py" for name in QUICK)
-        settings = [f"PYTHON={program}", f"VENV=.venv-{major}.{minor}", f"PYTEST=-m 'not slow' {files}"]
-        command = ["make", "test", *settings]
-        code = subprocess.run(command).returncode
+        settings = [f"PYTHON={program}", f"VENV=.venv-{major}.{minor}", f"PYTEST={files}"]
+        # whatever make this runs under: its jobs are not ours to use
+        free = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS")}
+        code = subprocess.run(["make", "test-quick", *settings], env=free).returncode
         if code:
             return code
     return 0

@@ -70,17 +70,21 @@ num-chains = 4
 """
 
 
-@pytest.fixture
-def folder(tmp_path):
+def two_clinics(folder):
     rng = np.random.default_rng(1)
     for name, n in (("north", 60), ("south", 25)):
         age = rng.normal(50, 10, n)
         drug = rng.integers(0, 2, n)
         ill = rng.random(n) < 1 / (1 + np.exp(0.5 + drug - 0.05 * (age - 50)))
         table = pd.DataFrame({"drug": np.where(drug, "verum", "placebo"), "age": age, "ill": ill.astype(int)})
-        table.to_csv(tmp_path / f"{name}.csv", index=False)
-    (tmp_path / "study.toml").write_text(STUDY)
-    return tmp_path
+        table.to_csv(folder / f"{name}.csv", index=False)
+    (folder / "study.toml").write_text(STUDY)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return two_clinics(tmp_path)
 
 
 def test_run_diagnose_predict(folder):
@@ -135,12 +139,21 @@ def wait_for(path, process):
         time.sleep(0.05)
 
 
+LONG = ["--set", "num-rounds=300000", "--set", "thinning=2500"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A long run that nobody stopped."""
+    folder = two_clinics(tmp_path_factory.mktemp("whole"))
+    run("run", "study.toml", "-q", "--out", "whole", *LONG, cwd=folder)
+    return fald.load(folder / "whole" / "posterior.nc")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_stopped_run_resumes_to_the_same_draws(folder, number):
-    rounds = ["--set", "num-rounds=300000", "--set", "thinning=2500"]
-    run("run", "study.toml", "-q", "--out", "whole", *rounds, cwd=folder)
-    command = [*FALD, "run", "study.toml", "-q", "--out", "cut", *rounds]
+def test_a_stopped_run_resumes_to_the_same_draws(folder, whole, number):
+    command = [*FALD, "run", "study.toml", "-q", "--out", "cut", *LONG]
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     wait_for(folder / "cut/checkpoint/run.json", process)
     time.sleep(0.5)
@@ -152,8 +165,8 @@ def test_a_stopped_run_resumes_to_the_same_draws(folder, number):
     assert process.returncode == expected, error
     if expected == 130:
         assert "interrupted after round" in error
-    run("run", "study.toml", "-q", "--out", "cut", "--resume", *rounds, cwd=folder)
-    whole, cut = (fald.load(folder / name / "posterior.nc") for name in ("whole", "cut"))
+    run("run", "study.toml", "-q", "--out", "cut", "--resume", *LONG, cwd=folder)
+    cut = fald.load(folder / "cut" / "posterior.nc")
     np.testing.assert_array_equal(whole["posterior"]["coefficient"], cut["posterior"]["coefficient"])
     np.testing.assert_array_equal(whole["sample_stats"]["energy"], cut["sample_stats"]["energy"])
 
@@ -163,6 +176,20 @@ def test_divergence_keeps_draws_and_names_the_cause(folder):
     assert "non-finite" in error
     assert "step-size" in error
     assert "client" in error
+
+
+def test_divergence_before_the_first_kept_draw_is_told_again(folder):
+    wild = ["--set", "step-size=50", "--set", "num-warmup=400"]
+    error = run("run", "study.toml", *wild, "--out", "wild", cwd=folder, code=4)
+    assert "no draw was kept yet, so there is no report" in error
+    again = run("report", "wild", cwd=folder, code=8)
+    assert "diverged before its first kept draw: non-finite" in again
+    assert "--resume" not in again
+    assert "step-size 50" in again
+    # a run that was killed there may go on
+    journal = folder / "wild" / "rounds.jsonl"
+    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:-1]))
+    assert "--resume" in run("report", "wild", cwd=folder, code=8)
 
 
 def test_strict_exits_with_5_when_diagnostics_object(folder):

@@ -18,11 +18,12 @@ import numpy as np
 from fald import diagnostics, tables
 from fald.checkpoint import Checkpoint, write_atomically
 from fald.data import FederatedData
-from fald.errors import ConfigError, DiagnosticsError, FaldError, StorageError
+from fald.errors import ConfigError, DiagnosticsError, ExitCode, FaldError, NonFiniteError, StorageError
 from fald.fit import fit
 from fald.fit_report import fit_document, fit_lines, is_fit, verdict_lines
 from fald.journal import NAME as JOURNAL
 from fald.journal import Journal
+from fald.journal import read as read_journal
 from fald.models.base import Model
 from fald.planner import checks, foresee
 from fald.predict import predict
@@ -115,6 +116,8 @@ def run_study(
             save(_named(partial, study, command), out / "partial.nc")
             kept = partial.children["posterior"].sizes["draw"]
             error.hint += f"; {kept} draws per chain are kept in {out / 'partial.nc'}"
+        elif isinstance(error, NonFiniteError):
+            error.hint += "; no draw was kept yet, so there is no report"
         raise
     write_atomically(out / "study.json", about)
     if place is not None:
@@ -196,10 +199,22 @@ def open_run(folder: Path) -> tuple[Study, xr.DataTree]:
     for name in ("posterior.nc", "partial.nc"):
         if (folder / name).exists():
             return study, load(folder / name)
+    diverged = _divergence(folder)
+    if diverged:
+        raise StorageError(
+            f"the run in {folder} diverged before its first kept draw: {diverged}",
+            hint="change what made it diverge and run the study again into another folder, with --out",
+        )
     raise StorageError(
         f"the run in {folder} was stopped before it could write a result",
         hint=f"what it saved is in its checkpoint; go on with: fald run STUDY --out {folder} --resume",
     )
+
+
+def _divergence(folder: Path) -> str:
+    """Why a run left the finite numbers, by its journal; empty if it did not."""
+    last = (read_journal(folder) if (folder / JOURNAL).exists() else [])[-1:]
+    return next((str(line["message"]) for line in last if line.get("exit_code") == ExitCode.NON_FINITE), "")
 
 
 def next_steps(folder: Path) -> str:
@@ -209,7 +224,7 @@ def next_steps(folder: Path) -> str:
     for run in sorted(runs, key=lambda p: p.stat().st_mtime, reverse=True)[:2]:
         if (run / "posterior.nc").exists():
             steps[f"fald report {run}"] = f"write its report again, or open {run / 'report.html'}"
-        elif (run / "checkpoint").exists():
+        elif (run / "checkpoint").exists() and not _divergence(run):
             steps[f"fald run STUDY.toml --out {run} --resume"] = "finish a run that was stopped"
     for path in sorted(folder.glob("*.toml"))[:3]:
         if re.search(r"^\s*\[data\]", path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE):

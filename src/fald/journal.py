@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from fald.checkpoint import storage_error
-from fald.errors import ConfigError, Interrupted, StorageError
+from fald.errors import ConfigError, FaldError, Interrupted, StorageError
 
 try:
     _fcntl: Any = importlib.import_module("fcntl")
@@ -121,6 +121,8 @@ class Journal:
             stopped = isinstance(error, Interrupted | KeyboardInterrupt)
             said = getattr(error, "message", "") or str(error) or type(error).__name__
             status = {"status": "interrupted" if stopped else "failed", "message": said}
+            if isinstance(error, FaldError):
+                status["exit_code"] = int(error.exit_code)
             raise
         finally:
             with contextlib.suppress(StorageError):  # what ended the run is what matters

@@ -94,10 +94,31 @@ def test_nonsense_gets_a_message_and_the_page_lives_on(visit, place):
     found.page.wait_for_selector("#banner", state="hidden")
     assert found.complaints == []
     # unequal sites cannot be drawn without replacement: the server says so
-    found.page.focus("#num_participants")
-    found.page.keyboard.press("ArrowLeft")
     found.page.select_option("#scheme", "without-replacement")
     found.page.wait_for_selector("#banner:not([hidden])")
     assert "equal" in found.text("#banner")
     found.page.select_option("#scheme", "with-replacement")
     found.page.wait_for_selector("#banner", state="hidden")
+
+
+def test_drawing_as_many_sites_as_there_are_is_not_full_participation(visit, place):
+    found = ready(visit(place))
+    whole = found.text("#error-note")
+    assert found.page.is_disabled("#num_participants")
+    assert found.text("#num_participants-value") == "all 4"
+    assert "participation" not in found.text("#keys")
+    found.page.select_option("#scheme", "with-replacement")
+    found.page.wait_for_function(
+        "before => document.getElementById('error-note').textContent !== before", arg=whole
+    )
+    drawn = answer(place, "point", scheme="with-replacement")["predicted"]
+    assert drawn["sd_error"] != answer(place, "point")["predicted"]["sd_error"]
+    assert f"{100 * drawn['sd_error']:.3g}%" in found.text("#error-note")
+    assert found.text("#num_participants-value") == "4"
+    assert 'participation = "with-replacement" num-participants = 4' in found.text("#keys")
+    found.page.focus("#num_participants")
+    found.page.keyboard.press("ArrowLeft")
+    assert found.text("#num_participants-value") == "3"
+    found.page.select_option("#scheme", "full")
+    assert found.text("#num_participants-value") == "all 4"
+    assert found.complaints == []

@@ -72,6 +72,32 @@ def test_the_keyboard_reaches_and_reads_the_charts(visit, watch, finished):
     assert found.text("#chart-ess .readout").startswith("round ")
 
 
+DRAW = """
+values => lineChart(document.querySelector('#chart-ess > div'), {series: [{x: [4e6, 4e6 + 1], y: values}]})
+"""
+
+
+def test_no_two_ticks_of_an_axis_read_the_same(visit, watch, finished):
+    found = visit(watch(finished))
+    found.page.wait_for_selector("#chart-ess svg")
+    # R-hats that nearly agree, one level, zero, and values that are written as powers of ten
+    for values in (
+        [1.01, 1.0103],
+        [1.01, 1.01 + 1e-8],
+        [1.01, 1.01 + 1e-14],
+        [-0.01, 1],
+        [4e7, 4e7 + 0.5],
+        [2e-5, 2.0003e-5],
+    ):
+        found.page.evaluate(DRAW, values)
+        shown = found.page.locator("#chart-ess text[text-anchor=end]").all_text_contents()
+        assert len(shown) >= 2
+        assert len(set(shown)) == len(shown), shown
+        assert "-0" not in shown
+        rounds = found.page.locator("#chart-ess text[text-anchor=middle]").all_text_contents()
+        assert rounds[:-1] == ["4,000,000", "4,000,001"]
+
+
 def test_a_run_is_followed_while_it_goes(visit, watch, tmp_path):
     notes = Journal(tmp_path)
     sites = {"north": 30, "south": 10}

@@ -176,53 +176,88 @@ def test_a_late_reply_is_waited_for(place, tmp_path):
 class Random(LocalLink):
     """Sites that answer in an order drawn anew in every round."""
 
-    rng = np.random.default_rng(3)
+    def __init__(self, sites, seed=3):
+        super().__init__(sites)
+        self.rng, self.answered = np.random.default_rng(seed), []
 
     def send(self, messages, *, timeout, enough=None):
         order = [str(n) for n in self.rng.permutation(sorted(messages))]
         late = order[enough:] if enough else []
+        if enough:
+            self.answered.append(sorted(set(order) - set(late)))
         found = super().send({n: m for n, m in messages.items() if n not in late}, timeout=timeout)
         return {n: found.get(n, Arrival(None, timeout, "late")) for n in sorted(messages)}
 
 
-def spread(place, out, monkeypatch=None):
-    """Posterior variance of chains whose participants are the first two replies, over the exact one."""
-    study = place.study(
-        {
-            "num-rounds": 220,
-            "num-warmup": 60,
-            "num-chains": 400,
-            "thinning": 20,
-            "local-steps": 2,
-            "step-size": 2e-2,
-        },
-        federation={"first-replies": 2},
-    )
-    tree = run_federated(study, Random({n: place.worker(n).handle for n in place.files}), out)
+ARRIVALS = {"num-rounds": 220, "num-warmup": 60, "num-chains": 400, "thinning": 20, "local-steps": 2}
+
+
+def first_two(place, out):
+    """Draws (chain, draw, parameter) of chains whose participants are the first two replies, and these."""
+    study = place.study({**ARRIVALS, "step-size": 2e-2}, federation={"first-replies": 2})
+    link = Random({n: place.worker(n).handle for n in place.files})
+    tree = run_federated(study, link, out)
     told = json.loads(tree.attrs["federation"])
     assert told["arrival_based"]
     assert not told["secure_sum"]
     weights = tree["sample_stats"]["weight"].values
     assert ((weights > 0).sum(axis=-1) == 2).all()
     np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-9)
-    return tree["posterior"]["intercept"].values.var()
+    drawn = tree["posterior"]
+    return np.stack([drawn["intercept"], drawn["coefficient"][..., 0]], axis=-1), link.answered
+
+
+def exact_laws(place, answered, topped=1.0, step=2e-2, steps=2, prior=2.5):
+    """Mean and covariance after each round, given who answered: rounds are affine with Gaussian noise.
+
+    A site's steps have noise of variance 2 step / w̄, w̄ the largest weight it can end with; what the average
+    lacks of 2 step per step is added to it, times ``topped``.
+    """
+    tables = {name: pd.read_csv(place.root / file) for name, file in place.files.items()}
+    shares = {name: len(t) / sum(map(len, tables.values())) for name, t in tables.items()}
+    mean, covariance, laws = np.zeros(2), np.zeros((2, 2)), []
+    moves = {}
+    for name, table in tables.items():
+        X = np.stack([np.ones(len(table)), table["x"]], axis=1)
+        H = X.T @ X / shares[name] + np.eye(2) / prior**2
+        powers = [np.linalg.matrix_power(np.eye(2) - step * H, j) for j in range(steps + 1)]
+        largest = shares[name] / (shares[name] + min(v for n, v in shares.items() if n != name))
+        moved = step * sum(powers[:-1]) @ X.T @ table["y"] / shares[name]
+        moves[name] = powers[-1], moved, 2 * step / largest * sum(m @ m for m in powers[:-1]), largest
+    for names in answered:
+        weight = {name: shares[name] / sum(shares[n] for n in names) for name in names}
+        pull = sum(weight[n] * moves[n][0] for n in names)
+        noise = sum(weight[n] ** 2 * moves[n][2] for n in names)
+        lacking = 1 - sum(weight[n] ** 2 / moves[n][3] for n in names)
+        mean = pull @ mean + sum(weight[n] * moves[n][1] for n in names)
+        covariance = pull @ covariance @ pull.T + noise + topped * lacking * 2 * step * steps * np.eye(2)
+        laws.append((mean, covariance))
+    return laws
+
+
+def spread(draws, laws):
+    """Variance of draws over the exact one, for each parameter, and its standard error."""
+    kept = laws[ARRIVALS["num-warmup"] + ARRIVALS["thinning"] - 1 :: ARRIVALS["thinning"]]
+    means, variances = np.array([m for m, _ in kept]), np.array([np.diag(c) for _, c in kept])
+    assert draws.shape[1:] == means.shape
+    return ((draws - means) ** 2 / variances).mean(axis=(0, 1)), np.sqrt(2 / draws[..., 0].size)
 
 
 @pytest.mark.slow
 def test_first_replies_keep_their_temperature(tmp_path, monkeypatch):
     # one strong site and two weak ones: sites scale their noise by the largest weight they can end with
     place = Place(tmp_path, {"a": 40, "b": 10, "c": 10})
-    warm = spread(place, tmp_path / "warm")
+    draws, answered = first_two(place, tmp_path / "warm")
+    warm, error = spread(draws, exact_laws(place, answered))
+    assert np.abs(warm - 1).max() < 4.5 * error
+    # the same draws are too wide for a law without the noise that is added, and too narrow for twice of it
+    assert (spread(draws, exact_laws(place, answered, topped=0))[0] > 1 + 4.5 * error).all()
+    assert (spread(draws, exact_laws(place, answered, topped=2))[0] < 1 - 4.5 * error).all()
     from fald.federation.engine import RemoteEngine
 
     monkeypatch.setattr(RemoteEngine, "_missing_noise", lambda self, asked, drawn: np.zeros(len(asked)))
-    cold = spread(place, tmp_path / "cold")
-    # x has variance one, so the intercept's posterior variance is near 1/n for all rows; with the rows of
-    # three hospitals weighted anew in every round the chain is spread a little more, never less
-    exact = 1 / (60 + 1 / 2.5**2)
-    error = np.sqrt(2 / 400 / 8)
-    assert exact * (1 - 4 * error) < warm
-    assert cold < warm * (1 - 4 * error)
+    draws, answered = first_two(place, tmp_path / "cold")
+    assert (spread(draws, exact_laws(place, answered))[0] < 1 - 4.5 * error).all()
 
 
 def altered(change):

@@ -24,6 +24,7 @@ SETTINGS = {
     "num_chains": 4,
     "clip_norm": 1.0,
 }
+DRAWN = {"scheme": "with-replacement"}
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +58,11 @@ def setting(**changes):
     [
         ({}, {}),
         ({"batch_size": 20}, {"batch_size": 20}),
-        ({"num_participants": 2}, {"participation": fald.with_replacement(2)}),
+        ({"num_participants": 2}, {}),  # only drawn sites are counted
+        ({"num_participants": 2, **DRAWN}, {"participation": fald.with_replacement(2)}),
+        ({"num_participants": 4, **DRAWN}, {"participation": fald.with_replacement(4)}),
         (
-            {"num_participants": 2, "noise": "paper"},
+            {"num_participants": 2, "noise": "paper", **DRAWN},
             {"participation": fald.with_replacement(2), "noise": "paper"},
         ),
     ],
@@ -87,7 +90,9 @@ def test_constants_of_any_batch_size_follow_from_those_of_one_row(explorer, fede
     assert derived.smoothness == measured.smoothness
 
 
-@pytest.mark.parametrize("changes", [{}, {"batch_size": 20}, {"num_participants": 2}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"batch_size": 20}, {"num_participants": 2, **DRAWN}, {"num_participants": 4, **DRAWN}]
+)
 def test_epsilon_is_the_accountants(explorer, federation, changes):
     run = RunSettings(
         sizes=federation[1].sizes.tolist(),
@@ -96,7 +101,7 @@ def test_epsilon_is_the_accountants(explorer, federation, changes):
         step_size=1e-4,
         correlation=0.5,
         batch_size=changes.get("batch_size"),
-        participation=fald.with_replacement(2) if "num_participants" in changes else None,
+        participation=fald.with_replacement(changes["num_participants"]) if changes.keys() & DRAWN else None,
         clip_norm=1.0,
         num_chains=4,
     )
@@ -115,10 +120,12 @@ def test_bytes_are_those_that_a_run_counts(explorer, federation):
     tree = fald.sample(
         0, *federation, num_rounds=6, local_steps=5, step_size=1e-4, num_chains=4, progress=False
     )
-    drawn = ask(explorer.point, num_rounds=6, num_participants=2)["communication"]
     found = ask(explorer.point, num_rounds=6)["communication"]
     shares = federation[1].weights
-    assert drawn["bytes_up"] / found["bytes_up"] == pytest.approx((1 - (1 - shares) ** 2).sum() / 4, rel=1e-3)
+    for drawn in (2, 4):
+        fewer = ask(explorer.point, num_rounds=6, num_participants=drawn, **DRAWN)["communication"]
+        answered = (1 - (1 - shares) ** drawn).sum() / 4
+        assert fewer["bytes_up"] / found["bytes_up"] == pytest.approx(answered, rel=1e-3)
     assert found["bytes_up"] == int(tree["cost"]["bytes_up"].sum())
     assert found["bytes_down"] == int(tree["cost"]["bytes_down"].sum())
 

@@ -62,7 +62,7 @@ _POINTS = 60
 _SWEPT = {"local_steps": _LOCAL_STEPS[::2], "correlation": tuple(np.linspace(0, 1, 11).round(2).tolist())}
 _CHOICES = {
     "noise": ("realised", "paper"),
-    "scheme": ("with-replacement", "without-replacement"),
+    "scheme": ("full", "with-replacement", "without-replacement"),
 }
 
 
@@ -77,7 +77,7 @@ class Run(NamedTuple):
     batch_size: int
     num_chains: int = 4
     noise: str = "realised"
-    scheme: str = "with-replacement"
+    scheme: str = "full"
     delta: float = 1e-5
     clip_norm: float = 0.0
 
@@ -147,7 +147,7 @@ class Explorer:
             batch_size=given["batch_size"] or most,
             num_chains=chains,
             noise=given["noise"],
-            scheme="with-replacement" if drawn.scheme == "full" else drawn.scheme,
+            scheme=drawn.scheme,
             delta=1e-5 if privacy is None else privacy.delta,
             clip_norm=self._clip(given),
         )
@@ -203,7 +203,9 @@ class Explorer:
         if missing:
             raise ConfigError(f"{_shown(missing[0])} is missing")
         run = Run(**{name: _value(name, query[name]) for name in Run._fields if name in query})
-        participation(run, self.sizes).check(np.asarray(self.sizes))
+        if run.scheme == "full":  # then S is not drawn, whatever the query says
+            run = run._replace(num_participants=len(self.sizes))
+        participation(run).check(np.asarray(self.sizes))
         return run
 
     def _problem(self, batch_size: int) -> Problem:
@@ -227,7 +229,7 @@ class Explorer:
             local_steps=run.local_steps,
             step_size=run.step_size,
             correlation=run.correlation,
-            participation=participation(run, self.sizes),
+            participation=participation(run),
             noise=run.noise,  # type: ignore[arg-type]
             temperature=self.temperature,
             batch_size=None if run.batch_size >= max(self.sizes) else run.batch_size,
@@ -336,13 +338,13 @@ class Explorer:
 
     def _present(self, run: Run) -> float:
         """Sites that answer in a round, on average; one that is drawn twice answers once."""
-        drawn = participation(run, self.sizes)
+        drawn = participation(run)
         if drawn.scheme == "with-replacement":
             return float(np.sum(1 - (1 - self.problem.weights) ** run.num_participants))
         return float(run.num_participants)
 
     def _account(self, run: Run) -> dict[str, Any]:
-        drawn = participation(run, self.sizes)
+        drawn = participation(run)
         try:
             settings = RunSettings(
                 sizes=self.sizes,
@@ -386,9 +388,9 @@ class Explorer:
         return {"over": over, "at": getattr(run, over), **points}
 
 
-def participation(run: Run, sizes: list[int]) -> Participation:
-    """Who takes part: all sites when S is their number, else S drawn by the chosen scheme."""
-    if run.num_participants == len(sizes):
+def participation(run: Run) -> Participation:
+    """Who takes part: all sites, or S drawn by the chosen scheme."""
+    if run.scheme == "full":
         return Participation()
     return Participation(run.scheme, run.num_participants)  # type: ignore[arg-type]
 

@@ -25,7 +25,7 @@ function number(value, digits = 4) {
   if (!Number.isFinite(value)) return "∞";
   const size = Math.abs(value);
   if (value !== 0 && (size < 1e-3 || size >= 1e7)) {
-    const [mantissa, power] = value.toExponential(Math.min(digits, 3) - 1).split("e");
+    const [mantissa, power] = value.toExponential(digits - 1).split("e");
     return `${Number(mantissa)}·10${superscript(Number(power))}`;
   }
   if (Number.isInteger(value)) return value.toLocaleString("en");
@@ -61,7 +61,7 @@ function duration(seconds) {
   return `${(seconds / 86400).toFixed(1)} days`;
 }
 
-function ticks(low, high, logarithmic, most) {
+function ticks(low, high, logarithmic, most, finest = 0) {
   if (logarithmic) {
     const first = Math.ceil(Math.log10(low) - 1e-9), last = Math.floor(Math.log10(high) + 1e-9);
     const every = Math.max(1, Math.ceil((last - first + 1) / most));
@@ -72,12 +72,17 @@ function ticks(low, high, logarithmic, most) {
   }
   const raw = (high - low) / most || 1;
   const unit = 10 ** Math.floor(Math.log10(raw));
-  const step = unit * [1, 2, 5, 10].find((factor) => factor * unit >= raw - 1e-12 * unit);
+  const step = Math.max(finest, unit * [1, 2, 5, 10].find((factor) => factor * unit >= raw - 1e-12 * unit));
   const found = [];
-  for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + 1e-9 * step; value += step) {
-    found.push(Math.abs(value) < 1e-9 * step ? 0 : value);
-  }
+  for (let i = Math.ceil(low / step - 1e-9); i <= Math.floor(high / step + 1e-9); i += 1) found.push(i * step + 0);
   return found;
+}
+
+// Ticks as text, with as many digits as it takes to tell neighbours apart.
+function labels(values, least) {
+  const size = Math.max(...values.map(Math.abs)), step = Math.abs(values[1] - values[0]) || size || 1;
+  const digits = Math.max(least, Math.min(16, Math.ceil(Math.log10(size / step || 1)) + 2));
+  return values.map((value) => number(value, digits));
 }
 
 function range(values, logarithmic) {
@@ -88,17 +93,13 @@ function range(values, logarithmic) {
     if (high / low < 1.5) { low /= 1.5; high *= 1.5; }
     return [low, high];
   }
-  const pad = high > low ? 0.05 * (high - low) : Math.abs(high) * 0.05 || 1;
+  // what differs in the last digits a number can hold is one level
+  const one = high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high));
+  const pad = one ? Math.abs(high) * 0.05 || 1 : 0.05 * (high - low);
   return [low - pad, high + pad];
 }
 
 let charts = 0;
-
-// Digits that tell neighbouring ticks apart.
-function needed(values) {
-  const size = Math.max(...values.map(Math.abs)), step = Math.abs(values[1] - values[0]) || size || 1;
-  return Math.max(3, Math.ceil(Math.log10(size / step || 1)) + 2);
-}
 
 // Draw series {name, x, y, second} into a container, and again whenever its width changes.
 function lineChart(container, options) {
@@ -126,7 +127,8 @@ function drawChart(container) {
   const shown = (s) => (focus ? s.y.slice(Math.floor(s.y.length / 4)) : s.y);
   const ys = range([...usable.flatMap(shown), ...levels], logY);
   if (!xs || !ys) { container.holder.replaceChildren(html("p", { class: "soft" }, "Nothing to draw yet.")); return; }
-  if (!logX) { xs[0] = Math.min(...usable.flatMap((s) => s.x)); xs[1] = Math.max(xs[0] + 1e-9, ...usable.flatMap((s) => s.x)); }
+  if (!logX) { xs[0] = Math.min(...usable.flatMap((s) => s.x)); xs[1] = Math.max(...usable.flatMap((s) => s.x)); }
+  if (xs[0] === xs[1]) xs[1] += 1;
   const place = (value, [low, high], log, from, to) => {
     const at = log ? Math.log(value / low) / Math.log(high / low) : (value - low) / (high - low || 1);
     return from + at * (to - from);
@@ -138,18 +140,18 @@ function drawChart(container) {
     viewBox: `0 0 ${width} ${height}`, height, role: "img", tabindex: 0,
     "aria-label": `${label}; at ${xLabel} ${number(usable[0].x[usable[0].x.length - 1])}: ${ends}. Arrow keys read the points.`,
   });
-  const rows = ticks(ys[0], ys[1], logY, 5), digits = logY ? 2 : needed(rows);
+  const rows = ticks(ys[0], ys[1], logY, 5), names = labels(rows, logY ? 2 : 3);
   const clip = svg("clipPath", { id: `${container.clipId}` }, picture);
   svg("rect", { x: margin.left, y: 0, width: width - margin.left, height: height - margin.bottom + 2 }, clip);
-  for (const value of rows) {
+  rows.forEach((value, i) => {
     svg("line", { class: "grid-line", x1: margin.left, x2: width - margin.right, y1: Y(value), y2: Y(value) }, picture);
-    svg("text", { x: margin.left - 6, y: Y(value) + 4, "text-anchor": "end" }, picture).textContent = number(value, digits);
-  }
+    svg("text", { x: margin.left - 6, y: Y(value) + 4, "text-anchor": "end" }, picture).textContent = names[i];
+  });
   const whole = usable.every((s) => s.x.every(Number.isInteger));
-  for (const value of ticks(xs[0], xs[1], logX, width < 450 ? 4 : 7)) {
-    if (whole && !Number.isInteger(value)) continue;
-    svg("text", { x: X(value), y: height - margin.bottom + 16, "text-anchor": "middle" }, picture).textContent = number(value, 3);
-  }
+  const columns = ticks(xs[0], xs[1], logX, width < 450 ? 4 : 7, whole ? 1 : 0).filter((value) => !whole || Number.isInteger(value));
+  labels(columns, 3).forEach((text, i) => {
+    svg("text", { x: X(columns[i]), y: height - margin.bottom + 16, "text-anchor": "middle" }, picture).textContent = text;
+  });
   svg("text", { x: (margin.left + width - margin.right) / 2, y: height - 4, "text-anchor": "middle" }, picture).textContent = xLabel;
   if (level) {
     svg("line", { class: "level", x1: margin.left, x2: width - margin.right, y1: Y(level.value), y2: Y(level.value) }, picture);

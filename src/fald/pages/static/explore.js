@@ -6,14 +6,14 @@ const SLIDERS = {
   local_steps: ["Local steps K", "steps at a site between exchanges"],
   step_size: ["Step size η", "smaller is more accurate and slower"],
   correlation: ["Correlation ρ", "noise that sites share; 1 protects nobody"],
-  num_participants: ["Participants S", "sites per round"],
+  num_participants: ["Participants S", "sites drawn per round, unless all take part"],
   num_rounds: ["Rounds", "exchanges in all, warm-up included"],
   batch_size: ["Batch size", "rows per gradient"],
 };
 const FIELDS = ["num_chains", "delta", "clip_norm", "noise", "scheme"];
 const WORDS = {
   realised: "realised", paper: "as in paper",
-  "with-replacement": "with replacement", "without-replacement": "without (equal sites only)",
+  full: "not: all take part", "with-replacement": "with replacement", "without-replacement": "without (equal sites only)",
 };
 
 let about = null;
@@ -22,11 +22,12 @@ function current() {
   const values = {};
   for (const name of Object.keys(SLIDERS)) values[name] = about.grids[name][Number(byId(name).value)];
   for (const name of FIELDS) values[name] = byId(name).value;
+  if (values.scheme === "full") values.num_participants = Object.keys(about.sites).length;
   return values;
 }
 
 function said(name, value) {
-  if (name === "num_participants" && value === Object.keys(about.sites).length) return `all ${value}`;
+  if (name === "num_participants" && byId("scheme").value === "full") return `all ${value}`;
   if (name === "batch_size" && value >= Math.max(...Object.values(about.sites))) return "all rows";
   return number(value);
 }
@@ -64,6 +65,7 @@ function reset() {
 
 function moved() {
   const values = current();
+  byId("num_participants").disabled = values.scheme === "full";
   for (const name of Object.keys(SLIDERS)) {
     const text = said(name, values[name]);
     byId(`${name}-value`).textContent = text;
@@ -210,10 +212,9 @@ function showSweep(found) {
 }
 
 function keys(v) {
-  const all = v.num_participants === Object.keys(about.sites).length;
   const lines = ["[sampler]", `num-rounds = ${v.num_rounds}`, `local-steps = ${v.local_steps}`, `step-size = ${v.step_size}`, `num-chains = ${v.num_chains}`];
   if (v.correlation) lines.push(`correlation = ${v.correlation}`);
-  if (!all) lines.push(`participation = "${v.scheme}"`, `num-participants = ${v.num_participants}`);
+  if (v.scheme !== "full") lines.push(`participation = "${v.scheme}"`, `num-participants = ${v.num_participants}`);
   if (v.noise !== "realised") lines.push(`noise = "${v.noise}"`);
   if (v.batch_size < Math.max(...Object.values(about.sites))) lines.push(`batch-size = ${v.batch_size}`);
   if (Number(v.clip_norm) > 0) lines.push(`clip-norm = ${v.clip_norm}  # only for a private run`);
