@@ -91,3 +91,9 @@ def test_workloads_run_and_history_grows(tmp_path):
 def test_nothing_of_it_is_needed_by_the_product():
     code = "import sys, fald.cli, fald.bench; print({'torch', 'blackjax'} & set(sys.modules))"
     assert run_python(code).strip() == "set()"
+
+
+def test_importing_the_package_loads_nothing_slow():
+    slow = {"scipy.stats", "scipy.linalg", "pydantic", "optax", "pandas", "xarray"}
+    code = f"import sys, fald; print({slow} & set(sys.modules)); print(callable(fald.write_report))"
+    assert run_python(code).split("\n")[:2] == ["set()", "True"]

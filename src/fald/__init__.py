@@ -4,6 +4,8 @@ Each client keeps its rows; only parameters travel. ``fald.sample`` draws from t
 by federated averaging Langevin dynamics, ``fald.summary`` says what it found.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from fald import (
     compare,
     compressors,
@@ -26,12 +28,14 @@ from fald.fit import fit
 from fald.models import Model
 from fald.participation import Participation, full, with_replacement, without_replacement
 from fald.predict import predict
-from fald.report import write_report
 from fald.results import load, save
 from fald.sampling import sample
 from fald.schedules import paper_decay
 from fald.summaries import summary
 from fald.version import __version__
+
+if TYPE_CHECKING:
+    from fald.report import write_report
 
 __all__ = [
     "Checkpoint",
@@ -65,3 +69,12 @@ __all__ = [
     "without_replacement",
     "write_report",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what reads studies and writes pages when it is first asked for: it takes a while."""
+    if name == "write_report":
+        from fald.report import write_report
+
+        return write_report
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

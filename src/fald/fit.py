@@ -15,12 +15,8 @@ from numpy.typing import NDArray
 from fald.checkpoint import Checkpoint, Store
 from fald.data import FederatedData
 from fald.errors import ConfigError, DiagnosticsError
-from fald.fewround.corrected import corrected_langevin
 from fald.fewround.exchange import Exchange, InProcessExchange, Round, Server, drive
-from fald.fewround.hmc import split_hmc
-from fald.fewround.importance import importance_sampling, overall
 from fald.fewround.outcome import Outcome
-from fald.fewround.proposal import cholesky
 from fald.fewround.site import REVEALS
 from fald.fewround.weights import precision, resample
 from fald.journal import MOST_PARAMETERS, Journal, as_journal
@@ -263,6 +259,12 @@ def _server(
     trace: list[dict[str, Any]],
 ) -> Server[Outcome]:  # fmt: skip
     """The server of a method; split-HMC follows where importance sampling had one mode and too few draws."""
+    # here, so that a program which never fits need not load them
+    from fald.fewround.corrected import corrected_langevin
+    from fald.fewround.hmc import split_hmc
+    from fald.fewround.importance import importance_sampling, overall
+    from fald.fewround.proposal import cholesky
+
     report = _report(model)
     common: dict[str, Any] = {"seed": seed, "tolerance": tolerance, "report": report, "trace": trace}
     if chosen == "corrected":

@@ -16,10 +16,8 @@ import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy  # whose parts load when they are first used
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
-from scipy.special import gammaincinv, gammaln, logsumexp, ndtri
-from scipy.stats import qmc
 
 Array = NDArray[Any]
 
@@ -83,7 +81,7 @@ def _uniforms(count: int, dim: int, seed: int, part: int) -> Array:
     generator = np.random.Generator(np.random.Philox([seed & (2**64 - 1), part]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # counts need not be powers of two here
-        points = qmc.Sobol(dim, scramble=True, rng=generator).random(count)
+        points = scipy.stats.qmc.Sobol(dim, scramble=True, rng=generator).random(count)
     return np.clip(points, 1e-12, 1 - 1e-12)
 
 
@@ -101,14 +99,14 @@ def draw(proposal: Proposal, count: int, seed: int) -> Array:
         factor = proposal.factors[k]
         for part, size in enumerate(counts // 2):
             u = _uniforms(int(size), d + 1, seed, 3 * k + part)
-            offset = ndtri(u[:, :d]) @ factor.T
+            offset = scipy.special.ndtri(u[:, :d]) @ factor.T
             if part == 1:  # χ² by inversion
-                offset *= np.sqrt(_DEGREES / (2 * gammaincinv(_DEGREES / 2, u[:, d])))[:, None]
+                offset *= np.sqrt(_DEGREES / (2 * scipy.special.gammaincinv(_DEGREES / 2, u[:, d])))[:, None]
             elif part == 2:
                 covariance = factor @ factor.T
                 directions = covariance / np.sqrt(np.diag(covariance))[:, None]
                 which = np.arange(size) % d
-                offset += np.sqrt(_STRETCH) * ndtri(u[:, d])[:, None] * directions[which]
+                offset += np.sqrt(_STRETCH) * scipy.special.ndtri(u[:, d])[:, None] * directions[which]
             pairs = np.stack([proposal.means[k] + offset, proposal.means[k] - offset], axis=1)
             parts.append(pairs.reshape(-1, d))
     return np.concatenate(parts)
@@ -119,17 +117,23 @@ def log_density(proposal: Proposal, count: int, positions: Array) -> Array:
     d = proposal.dim
     counts = strata(proposal, count).counts
     shares = np.log(counts / counts.sum())
-    heavy = gammaln((_DEGREES + d) / 2) - gammaln(_DEGREES / 2) - d / 2 * np.log(_DEGREES * np.pi)
+    heavy = (
+        scipy.special.gammaln((_DEGREES + d) / 2)
+        - scipy.special.gammaln(_DEGREES / 2)
+        - d / 2 * np.log(_DEGREES * np.pi)
+    )
     terms = []
     for k, factor in enumerate(proposal.factors):
         offset = positions - proposal.means[k]
-        z = solve_triangular(factor, offset.T, lower=True)
+        z = scipy.linalg.solve_triangular(factor, offset.T, lower=True)
         square = np.sum(z**2, axis=0)
         half = np.sum(np.log(np.diag(factor)))
         core = -square / 2 - half - d / 2 * np.log(2 * np.pi)
         standard = offset / np.sqrt(np.sum(factor**2, axis=1))
         bend = _STRETCH / (2 * (1 + _STRETCH))
-        wide = core - np.log(1 + _STRETCH) / 2 - np.log(d) + logsumexp(bend * standard**2, axis=1)
+        wide = (
+            core - np.log(1 + _STRETCH) / 2 - np.log(d) + scipy.special.logsumexp(bend * standard**2, axis=1)
+        )
         tail = heavy - half - (_DEGREES + d) / 2 * np.log1p(square / _DEGREES)
         terms += [core + shares[k, 0], tail + shares[k, 1], wide + shares[k, 2]]
-    return np.asarray(logsumexp(np.stack(terms), axis=0))
+    return np.asarray(scipy.special.logsumexp(np.stack(terms), axis=0))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy  # whose parts load when they are first used
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 Array = NDArray[Any]
 
@@ -31,7 +31,7 @@ def fit_tail(excesses: Array) -> tuple[float, float]:
     b = 1 / largest + (1 - np.sqrt(grid / (np.arange(1, grid + 1) - 0.5))) / (3 * quarter)
     shapes = np.mean(np.log1p(-b[:, None] * excesses), axis=1)
     profile = n * (np.log(-b / shapes) - shapes - 1)
-    posterior = np.exp(profile - logsumexp(profile))
+    posterior = np.exp(profile - scipy.special.logsumexp(profile))
     centre = float(np.sum(b * posterior))
     shape = float(np.mean(np.log1p(-centre * excesses)))
     scale = -shape / centre
