@@ -9,7 +9,7 @@ import jax
 
 # vectors as wide as the machine has them; without it half as wide where there are wider ones
 _OPTIONS = {"xla_cpu_prefer_vector_width": 512}
-_ONE_THREAD = {"xla_cpu_multi_thread_eigen": False}
+_ONE_THREAD = {"xla_cpu_multi_thread_eigen": False, "xla_disable_hlo_passes": "cpu-parallel-task-assigner"}
 
 
 def options(one_thread: bool = False) -> dict[str, Any] | None:
