@@ -164,19 +164,18 @@ class InProcess:
         """Each client's work on one thread; ``num_kept`` follows from the rounds."""
         tables, _, compiled, hyper, roots = self._prepare(problem)
         server, memory = state.server, jax.tree.map(jnp.copy, state.memory)
-        rows, values, energy = [], (), jnp.zeros(())
+        rows, values = [], ()
         for r in range(state.round, state.round + num_rounds):
             begun = compiled.begin(tables, roots, server, jnp.asarray(r, jnp.int32))
             parts = self._visit(compiled.tasks(), tables, hyper, begun, memory[0])
             server, memory, values = compiled.finish(tables, hyper, begun, server, memory, parts)
             done = r + 1 - problem.num_warmup
-            energy = jnp.mean(values[1])
             if done > 0 and done % problem.thinning == 0:
                 rows.append([np.asarray(value) for value in values])
         kept = [np.stack(column) for column in zip(*rows)]
         if not rows:
             kept = [np.zeros((0, *value.shape), value.dtype) for value in values]
-        return server, memory, kept, energy
+        return server, memory, kept, np.mean(np.asarray(values[1]))
 
     def _visit(self, tasks: list[Callable], tables: Tables, hyper, begun: Begun, memory) -> list[Any]:
         """Do the clients' work of one round; the results in the order of the tasks."""
