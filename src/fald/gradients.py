@@ -17,7 +17,7 @@ from fald.keys import integers
 from fald.models.base import Model
 from fald.types import PyTree
 
-_FEW = 512
+_FEW = 256
 
 
 class Batch(NamedTuple):

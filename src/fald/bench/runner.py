@@ -26,7 +26,7 @@ WORKLOADS = {
     "start": "F: import, compilation, demo",
     "scaling": "cost of a round along K, participants, batch and features",
 }
-_REPEATS = {"simulation": 7, "images": 5, "chains": 5, "many": 7, "start": 3, "scaling": 5}
+_REPEATS = {"simulation": 7, "images": 5, "chains": 5, "many": 7, "start": 3, "scaling": 9}
 
 
 def run(

@@ -38,7 +38,7 @@ def _numpy_rounds(means: np.ndarray, steps: int, rounds: int) -> np.ndarray:
 def cases(quick: bool) -> list[Case]:
     """Steps against NumPy's, and composed rounds of K = 3000 against 3,000 of NumPy's steps."""
     means, data, model = _federation()
-    steps, rounds = 100, 4 if quick else 200
+    steps, rounds = 100, 4 if quick else 500
     long, numpy_steps, many = 3000, 300 if quick else 3000, 50 if quick else 1000
     settings = {"num_chains": _RUNS, "progress": False}
 
