@@ -28,7 +28,7 @@ def cases(quick: bool) -> list[Case]:
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (_CLIENTS * _ROWS, _PIXELS), dtype=np.uint8)
     y = rng.integers(0, _CLASSES, len(x)).astype(np.uint8)
-    rounds = 1 if quick else 4
+    rounds = 1 if quick else 12
     softmax = fald.models.softmax_regression(_PIXELS, _CLASSES)
     network = fald.models.mlp_classifier(_PIXELS, _CLASSES, hidden=(_HIDDEN,))
     torch_there = importlib.util.find_spec("torch") is not None
