@@ -180,6 +180,28 @@ def test_what_cannot_be_known_is_never_called_reached(case):
         assert "multimodal" in tree.attrs["reason"]
 
 
+def minor_mode(weight):
+    """A posterior with so much of its mass in a mode 10 sds away."""
+
+    def loglikelihood_fn(theta, share):
+        gaps = theta - jnp.array([[0.0, 0.0, 0.0], [6.0, 6.0, 5.0]])
+        return share * jax.nn.logsumexp(-0.5 * jnp.sum(gaps**2, axis=1), b=jnp.array([1 - weight, weight]))
+
+    model = fald.Model(lambda t: -0.5 * jnp.sum(t**2) / 1e6, loglikelihood_fn, np.zeros(3))
+    return model, fald.FederatedData.from_arrays({"a": np.float32([0.3]), "b": np.float32([0.7])})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_small_mode_far_away_is_found(seed):
+    tree = fit(*minor_mode(0.03), seed=seed)
+    assert tree.attrs["verdict"] == "not reached"
+    assert "2 modes found" in tree.attrs["reason"]
+
+
+def test_without_the_small_mode_the_same_is_reached():
+    assert fit(*minor_mode(0.0), seed=1).attrs["verdict"] == "reached"
+
+
 def test_hmc_finds_a_law_that_its_start_does_not_have():
     data = fald.FederatedData.from_arrays(logistic_rows(25, 2, 3, effect=2.0))
     model = fald.models.logistic_regression(2, prior_scale=2.5)
