@@ -1,11 +1,14 @@
 """The studies that methods are judged by, and references that refuse what is not known."""
 
+import json
+import sys
 from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
-from benchmarks.rounds import report, studies
+from benchmarks.rounds import __main__ as command
+from benchmarks.rounds import measure, report, studies
 from benchmarks.rounds.errors import errors
 from benchmarks.rounds.references import (
     Settings,
@@ -19,7 +22,7 @@ from benchmarks.rounds.references import (
 )
 from benchmarks.rounds.study import KINDS
 
-from fald.errors import ConfigError
+from fald.errors import ConfigError, DiagnosticsError, ExitCode, Interrupted
 from fald.models import logistic_regression
 
 
@@ -149,3 +152,23 @@ def test_the_table_counts_verdicts_and_false_ones_are_found():
     assert "not reached, 9" in text
     assert report.false_verdicts([good, worse, refused]) == [worse]
     assert report.false_verdicts([{**refused, "verdict": "reached"}])
+
+
+@pytest.mark.parametrize(
+    "error", [Interrupted("interrupted after round 2"), DiagnosticsError("no posterior")]
+)
+def test_a_run_that_was_stopped_is_measured_again(error, tmp_path, monkeypatch, capsys):
+    def fit(*_, **__):
+        raise error
+
+    monkeypatch.setattr(measure.fald, "fit", fit)
+    words = ["rounds", "two-modes-far", "--out", str(tmp_path), "--methods", "auto", "--seeds", "1"]
+    monkeypatch.setattr(sys, "argv", words)
+    code = command.main()
+    stopped = isinstance(error, Interrupted)
+    assert code == (ExitCode.INTERRUPTED if stopped else ExitCode.OK)
+    assert ("stopped" in capsys.readouterr().err) == stopped
+    # the twin: an error of the method is a result, and is not measured again
+    stored = tmp_path / "runs.jsonl"
+    rows = [json.loads(line) for line in stored.read_text().splitlines()] if stored.exists() else []
+    assert [row["verdict"] for row in rows] == ([] if stopped else ["error: no posterior"])

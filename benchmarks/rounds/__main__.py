@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.rounds import studies
 from benchmarks.rounds.measure import measure
 from benchmarks.rounds.report import picture, table
+from fald.errors import ExitCode, Interrupted
 
 RESULTS = Path(__file__).parent / "results"
 METHODS = ("auto", "corrected")
@@ -40,7 +41,11 @@ def main() -> int:
             for seed in range(given.seeds):
                 if (name, method, seed) in done:
                     continue
-                row = measure(name, method, seed)
+                try:
+                    row = measure(name, method, seed)
+                except (Interrupted, KeyboardInterrupt):
+                    print("stopped; runs that were finished are kept", file=sys.stderr)
+                    return int(ExitCode.INTERRUPTED)
                 rows.append(row)
                 with path.open("a") as file:
                     file.write(json.dumps(row) + "\n")

@@ -10,7 +10,7 @@ import numpy as np
 import fald
 from benchmarks.rounds import references, studies
 from benchmarks.rounds.errors import errors
-from fald.errors import FaldError
+from fald.errors import FaldError, Interrupted
 
 
 def flat_draws(model: fald.Model, tree: Any) -> np.ndarray:
@@ -22,7 +22,10 @@ def flat_draws(model: fald.Model, tree: Any) -> np.ndarray:
 
 
 def measure(name: str, method: str, seed: int, folder=references.CACHE) -> dict[str, Any]:
-    """One run: verdict, rounds, bytes, and the worst errors of mean and sd, at the end and by round."""
+    """One run: verdict, rounds, bytes, and the worst errors of mean and sd, at the end and by round.
+
+    An error of the method is a result like any other; a run that was stopped is none.
+    """
     study = studies.load(name)
     row: dict[str, Any] = {
         "study": name, "method": method, "seed": seed, "dim": study.dim, "sites": study.sites,
@@ -31,6 +34,8 @@ def measure(name: str, method: str, seed: int, folder=references.CACHE) -> dict[
     began = time.monotonic()
     try:
         tree = fald.fit(seed, study.model, study.data, method=method, progress=False)  # type: ignore[arg-type]
+    except Interrupted:
+        raise
     except FaldError as error:
         return {**row, "verdict": f"error: {error.message}", "seconds": time.monotonic() - began}
     rounds = tree["rounds"]

@@ -9,7 +9,7 @@ from typing import Any
 Row = dict[str, Any]
 
 LIMIT = 0.05
-_PLOTTED = ("indo", "bone-marrow", "doctor-visits", "dutch-language", "breast-cancer-11", "breast-cancer-31")
+_PLOTTED = ("indo", "lung", "bone-marrow", "breast-cancer-11", "breast-cancer-61", "breast-cancer-121")
 
 
 def _worst(pairs: Iterable[tuple[float, float]]) -> str:

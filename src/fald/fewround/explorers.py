@@ -16,7 +16,9 @@ Array = NDArray[Any]
 
 NUM_SCOUTS = 1024
 EACH = 4  # explorers around the sites' consensus, from the prior, and from around the proposal
-_MOST = 16  # explorers under way at once
+_MOST = 24  # explorers under way at once
+_RINGS = 8  # shells around the proposal, in each of which the highest place is climbed from
+_ALL_AROUND = 15  # parameters up to which scouts are many enough to look all around
 _DIP = 0.1  # nats by which a path may fall and still be one hill
 _PATH = 24
 _ARRIVED = 0.05  # Newton's step in sds, at which a climber stands on a hilltop
@@ -33,11 +35,34 @@ def scouts(centre: Array, covariance: Array, rng: np.random.Generator) -> Array:
 
 
 def shells(centre: Array, factor: Array, rng: np.random.Generator) -> Array:
-    """(M, d) places 2 to 30 posterior sds away from a proposal, in all directions."""
-    ways = rng.standard_normal((NUM_SCOUTS, len(centre)))
+    """(M, d) places 2 to 30 posterior sds away from a proposal, in all directions, the nearest first."""
+    count = NUM_SCOUTS * (4 if len(centre) <= _ALL_AROUND else 1)
+    ways = rng.standard_normal((count, len(centre)))
     ways /= np.linalg.norm(ways, axis=1)[:, None]
-    far = np.exp(rng.uniform(np.log(2), np.log(30), NUM_SCOUTS)) + np.sqrt(len(centre)) - 1
+    far = np.exp(np.sort(rng.uniform(np.log(2), np.log(30), count))) + np.sqrt(len(centre)) - 1
     return centre + (far[:, None] * ways) @ factor.T
+
+
+def outstanding(positions: Array, values: Array, top: float) -> Array:
+    """The highest place of every shell, unless it is on the plain below a hill as high as ``top``.
+
+    Far from the proposal the flank of another hill is far below its own hilltop, but far above all that is as
+    far away.
+
+    Examples
+    --------
+    >>> places = np.arange(-8.0, 8.0)[:, None]
+    >>> outstanding(places, np.where(places[:, 0] == 5, -4.0, -places[:, 0] ** 2), 0.0).ravel()
+    array([-3., -1.,  0.,  2.,  5.])
+    """
+    rings = np.array_split(np.arange(len(values)), _RINGS)
+    best = np.array([ring[np.argmax(values[ring])] for ring in rings])
+    return positions[best[values[best] > top - plain(positions.shape[1])]]
+
+
+def plain(dim: int) -> float:
+    """How many nats below a hilltop the plain is, from which every hill can be seen."""
+    return 20.0 + 3 * dim
 
 
 def promising(positions: Array, values: Array, rng: np.random.Generator, count: int) -> Array:
@@ -70,7 +95,7 @@ class Explorer:
     def on_a_hill(self, here: Derivatives, top: float) -> bool:
         """Whether it has climbed, or began high enough; from the plain every hill can be seen."""
         if self.best is None:
-            return here.value > top - (20 + 3 * len(self.position))
+            return here.value > top - plain(len(self.position))
         return here.value >= self.best.value  # a step that led down says nothing
 
 

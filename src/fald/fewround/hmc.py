@@ -60,19 +60,21 @@ def split_hmc(
     target = Target(model)
     d = target.dim
     trace = [] if trace is None else trace
+    learner = None
     if d > _MANY:
         common: dict[str, Any] = {"seed": seed, "tolerance": tolerance, "report": report, "trace": trace}
-        outcome, used = yield from learned_hmc(model, mean, factor, max_rounds=max_rounds, **common)
+        outcome, learner = yield from learned_hmc(model, mean, factor, max_rounds=max_rounds, **common)
         if outcome is not None:
             return outcome
-        max_rounds -= used
+        max_rounds -= learner.rounds
     rng = np.random.Generator(np.random.Philox([seed & (2**64 - 1), 9]))
     coordinates = d if report is None else d + report(mean[None]).shape[1]
     chains = int(np.ceil(1.15 * (quantile(coordinates) / tolerance) ** 2 / 256)) * 256
-    z = rng.standard_normal((chains, d))
+    frame, z = Frame(mean, factor), rng.standard_normal((chains, d))
+    if learner is not None and learner.taught:  # not good enough to follow, but to start from
+        frame, z = learner.frame, learner.z[rng.integers(0, len(learner.z), chains)]
     angle, steps = _ANGLE[d > _MANY], _STEPS[d > _MANY]
     earlier = len(trace)
-    frame = Frame(mean, factor)
     value, slope = yield from gradients(target, frame.positions(z))
     push = frame.leftover(z, slope)
     rounds, ensembles, energies, accepted = 1, [z], [value], 0.0

@@ -264,6 +264,7 @@ def _round(search: Search, current: Proposal, count: int, number: int) -> Server
     search.improve([*found[: len(candidates)], *same])
     state = _weigh(search)
     if len(around):
+        modes.send(explorers.outstanding(around, seen, float(np.max(values))))
         modes.send(explorers.promising(around, seen, search.generator(8), explorers.EACH))
         modes.send(_far(search, current.means[0])[:2])
     checks = [

@@ -1,16 +1,16 @@
 """Split-HMC along a learned gradient: one exchange per trajectory instead of one per step.
 
 The first rounds ask for gradients at thousands of states and teach a surrogate what the posterior has beyond
-its Gaussian; chains follow the surrogate, and the next gradients are taken where it led them. Once it
-predicts fresh states well it is learned no further. From then on every round moves all chains along the
-surrogate, asks for their log posterior alone, and accepts or rejects each move, which makes the posterior the
-exact stationary law whatever the surrogate.
+its Gaussian; chains follow the surrogate, and the next gradients are taken where it led them and further out.
+Once it predicts fresh states well it is learned no further. From then on every round moves all chains along
+the surrogate, asks for their log posterior alone, and accepts or rejects each move, which makes the posterior
+the exact stationary law whatever the surrogate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,101 @@ from fald.models.base import Model
 
 Array = NDArray[Any]
 
-_STATES = 6400  # gradients of a round of learning
+_STATES = 6400  # states of a round of learning to which the surrogate led; half as many are further out
+_OUTER = 2.0  # how much further out, at most
+_NEAR, _FAR = 6.0, 20.0  # sds of log posteriors below their middle at which states are given up, for good
 _MEMORY = 3  # rounds whose gradients are learned from
 _GOOD = 0.4  # effective share of fresh states at which the surrogate is good enough
 _SETTLED = 0.15  # sds by which means and sds may differ between rounds of learning
 _LEARNING = 10  # rounds after which a surrogate that is not good enough is given up
 _FEWEST = 6  # decisions before the end is looked at
 _LEAST = 0.25  # acceptance
+
+
+class Known(NamedTuple):
+    """Positions and gradients of a round that can be learned from, and positions to go on from."""
+
+    positions: Array
+    slopes: Array
+    followed: Array
+
+
+class Learner:
+    """A surrogate that is asked about, judged and taught, round after round.
+
+    Attributes
+    ----------
+    surrogate, frame
+        What was learned last, and the coordinates it is in.
+    z
+        (M, d) states in these coordinates to which it led.
+    rounds, trace
+        Rounds so far, and a list that gets a line for each.
+    good, lost
+        Whether it predicted the states of the last round well; whether it led to nowhere.
+    """
+
+    def __init__(self, target: Target, home: Frame, rng: np.random.Generator, trace: list[dict[str, Any]]):
+        self.frame, self.rounds, self.good, self.lost = home, 0, False, False
+        self.surrogate = self._learned = blank(target.dim, rng)
+        # further out than the Gaussian, which tends to be too narrow
+        self.z = _outward(rng.standard_normal((_STATES, target.dim)), rng)
+        self._target, self._home, self._rng, self.trace = target, home, rng, trace
+        self._seen: list[Known] = []
+
+    @property
+    def taught(self) -> bool:
+        """Whether its states are better to start from than the Gaussian."""
+        return bool(self._seen) and not self.lost
+
+    def ask(self) -> Server[Known]:
+        """Ask for gradients at the states and further out, and judge what was learned before."""
+        z, first = self.z, not self._seen
+        positions = self.frame.positions(np.concatenate([z, _outward(z[: _STATES // 2], self._rng)]))
+        value, slopes = yield from gradients(self._target, positions)
+        self.rounds += 1
+        led, near = positions[:_STATES], value[:_STATES]
+        fresh = smooth(near + np.sum(z**2, axis=1) / 2 - rest(self.surrogate, z))
+        self.trace.append(trace_row(led, *((np.nan, np.nan) if first else (fresh.khat, fresh.ess))))
+        fits = fresh.ess >= _GOOD * _STATES and fresh.khat < KHAT_LIMIT
+        self.good = not first and fits and _settled(self.trace)
+        followed = _relevant(near, near, self._target.dim, _NEAR)
+        self.lost = int(followed.sum()) < _STATES // 10
+        # always as many, so that programs are compiled once
+        used = self._filled(_relevant(value, near, self._target.dim, _FAR), len(value))
+        return Known(positions[used], slopes[used], led[self._filled(followed, _STATES)])
+
+    def study(self, known: Known) -> None:
+        """Learn from the newest gradients, and follow what was learned."""
+        steps, rate = (3000, 0.01) if self._seen else (4000, 0.02)
+        # the first round stands for those to come
+        self._seen = [*self._seen, known][-_MEMORY:] if self._seen else [known] * _MEMORY
+        states = self._home.inward(np.concatenate([one.positions for one in self._seen]))
+        wanted = self._home.leftover(states, np.concatenate([one.slopes for one in self._seen]))
+        self._learned = learn(self._learned, states, wanted, self._rng, steps=steps, rate=rate)
+        self.surrogate, self.frame = _reframed(self._learned, self._home, known.followed)
+        start = self.frame.inward(known.followed)
+        self.z = self.walk(start, 1.4 * float(np.max(np.sum(start**2, axis=1))))
+
+    def decide(self, z: Array) -> Server[tuple[Array, Array]]:
+        """Ask for the log posterior at states: all of it, and what the surrogate does not say."""
+        here = self.frame.positions(z)
+        sums = yield {"points": here}
+        self.rounds += 1
+        value = self._target.values(here, sums["point_values"])
+        return value, value + np.sum(z**2, axis=1) / 2 - rest(self.surrogate, z)
+
+    def walk(self, z: Array, bound: float = np.inf) -> Array:
+        """States (M, d) after some trajectories along the surrogate, with |z|² < bound."""
+        seed = int(self._rng.integers(2**31))
+        return wander(self.surrogate, z, seed, trajectories=6, steps=10, bound=bound)
+
+    def _filled(self, chosen: Array, count: int) -> Array:
+        """Indices of what was chosen, some of them again, up to a count."""
+        index = np.flatnonzero(chosen)
+        if not len(index):
+            return np.arange(count)
+        return np.concatenate([index, self._rng.choice(index, count - len(index))])
 
 
 def learned_hmc(
@@ -46,113 +134,81 @@ def learned_hmc(
     max_rounds: int,
     report: Callable[[Array], Array] | None,
     trace: list[dict[str, Any]],
-) -> Server[tuple[Outcome | None, int]]:
+) -> Server[tuple[Outcome | None, Learner]]:
     """Server of HMC along a learned gradient; arguments as of ``split_hmc``.
 
     Returns
     -------
     Server
-        Its outcome, or None if the posterior could not be learned, and the rounds it took.
+        Its outcome, or None if the posterior could not be learned; and what was learned.
     """
     target = Target(model)
     rng = np.random.Generator(np.random.Philox([seed & (2**64 - 1), 10]))
-    most = max(0, min(_LEARNING, max_rounds - _FEWEST - 1))
-    surrogate, frame, z, rounds = yield from _learning(target, Frame(mean, factor), rng, most, trace)
-    if surrogate is None:
-        return None, rounds
+    learner = Learner(target, Frame(mean, factor), rng, trace)
+    coordinates = target.dim if report is None else target.dim + report(mean[None]).shape[1]
+    # half of the tolerance is for the number of chains, the rest for what they remember
+    count = int(np.ceil((2 * quantile(coordinates) / tolerance) ** 2 / 256)) * 256
+    drawn = yield from _drawn(learner, count, min(_LEARNING, max_rounds - _FEWEST - 1))
+    if drawn is None:
+        return None, learner
+    taken = resample(drawn.weights, count, float(rng.random()))
+    z, value, off = (part[taken] for part in (drawn.z, drawn.value, drawn.off))
 
     def quantities(z: Array) -> Array:
-        here = frame.positions(z)
+        here = learner.frame.positions(z)
         return here if report is None else np.concatenate([here, report(here)], axis=1)
 
-    def ask(z: Array) -> Server[tuple[Array, Array]]:
-        """Log posterior, and what the surrogate does not say of it."""
-        here = frame.positions(z)
-        sums = yield {"points": here}
-        value = target.values(here, sums["point_values"])
-        return value, value + np.sum(z**2, axis=1) / 2 - rest(surrogate, z)
-
-    coordinates = target.dim if report is None else quantities(z[:1]).shape[1]
-    # with a third of the tolerance for what the chains remember, two thirds are left for their number
-    count = int(np.ceil((1.5 * quantile(coordinates) / tolerance) ** 2 / 256)) * 256
-    z = _walk(surrogate, z[resample(np.full(len(z), 1.0), count, 0.5)], rng)
-    value, off = yield from ask(z)
-    rounds += 1
-    fresh = smooth(off)
-    trace.append(trace_row(frame.positions(z), fresh.khat, fresh.ess))
-    limit = khat_limit(count)
-    tail = Check(
-        "k-hat", fresh.khat < limit, f"k-hat of the surrogate is {fresh.khat:.2f}, not below {limit:.2f}"
-    )
-    taken = resample(fresh.weights, count, float(rng.random()))
-    z, value, off = z[taken], value[taken], off[taken]
-    ensembles, energies = [z], [value]
-    checks = [Check("rounds", False, "too few rounds were left for the chains"), tail]
-    while rounds < max_rounds:
-        there = _walk(surrogate, z, rng)
-        level, after = yield from ask(there)
-        rounds += 1
+    first, ensembles, energies = quantities(z), [z], [value]
+    checks = [Check("rounds", False, "too few rounds were left for the chains")]
+    while learner.rounds < max_rounds:
+        there = learner.walk(z)
+        level, after = yield from learner.decide(there)
         with np.errstate(invalid="ignore"):
             moved = np.log(rng.random(count)) < np.where(np.isfinite(after), after - off, -np.inf)
         z = np.where(moved[:, None], there, z)
         value, off = np.where(moved, level, value), np.where(moved, after, off)
-        ensembles.append(z)
-        energies.append(value)
+        ensembles, energies = [ensembles[-1], z], [*energies, value]
         accepted = float(moved.mean())
-        trace.append(trace_row(frame.positions(z), accepted=accepted))
-        if len(ensembles) <= _FEWEST:
+        trace.append(trace_row(learner.frame.positions(z), accepted=accepted))
+        if len(energies) <= _FEWEST:
             continue
-        ends = [quantities(ensembles[i]) for i in (0, -2, -1)]
-        names = list(model.parameter_names)
-        checks = [*chain_checks(ends, energies, accepted, _LEAST, tolerance, names), tail]
-        if not tail.holds or all(check.holds for check in checks):
-            break  # of a surrogate with heavy weights, further decisions would not be believed either
+        ends = [first, *map(quantities, ensembles)]
+        checks = chain_checks(ends, energies, accepted, _LEAST, tolerance, list(model.parameter_names))
+        if all(check.holds for check in checks):
+            break
     failed = [check for check in checks if not check.holds]
-    return chains_outcome(frame.positions(z), failed, fresh.khat, trace), rounds
+    return chains_outcome(learner.frame.positions(z), failed, drawn.khat, trace), learner
 
 
-def _walk(surrogate: Surrogate, z: Array, rng: np.random.Generator, bound: float = np.inf) -> Array:
-    return wander(surrogate, z, int(rng.integers(2**31)), trajectories=6, steps=10, bound=bound)
+class Drawn(NamedTuple):
+    """Draws of a surrogate: states, log posterior, what the surrogate does not say of it, weights, k-hat."""
+
+    z: Array
+    value: Array
+    off: Array
+    weights: Array
+    khat: float
 
 
-def _learning(
-    target: Target, home: Frame, rng: np.random.Generator, most: int, trace: list[dict[str, Any]]
-) -> Server[tuple[Surrogate | None, Frame, Array, int]]:
-    """Rounds of gradients until the surrogate is good on states that it has not seen.
+def _drawn(learner: Learner, count: int, most: int) -> Server[Drawn | None]:
+    """Learn until as many draws as there will be chains have light weights; None after ``most`` rounds."""
+    while learner.rounds < most:
+        known = yield from learner.ask()
+        if learner.lost:
+            return None
+        if learner.good:
+            z = learner.walk(learner.z[resample(np.full(_STATES, 1.0), count, 0.5)])
+            value, off = yield from learner.decide(z)
+            fresh = smooth(off)
+            learner.trace.append(trace_row(learner.frame.positions(z), fresh.khat, fresh.ess))
+            if fresh.khat < khat_limit(count):
+                return Drawn(z, value, off, fresh.weights, fresh.khat)
+        learner.study(known)
+    return None
 
-    Returns
-    -------
-    Server
-        The surrogate, or None; the coordinates it is in, these states, and the rounds.
-    """
-    learned = surrogate = blank(target.dim, rng)
-    frame = home
-    z = rng.standard_normal((_STATES, target.dim))
-    seen: list[tuple[Array, Array]] = []
-    for number in range(1, most + 1):
-        positions = frame.positions(z)
-        value, slopes = yield from gradients(target, positions)
-        fresh = smooth(value + np.sum(z**2, axis=1) / 2 - rest(surrogate, z))
-        known = (fresh.khat, fresh.ess) if seen else (np.nan, np.nan)
-        trace.append(trace_row(positions, *known))
-        if seen and _settled(trace) and fresh.ess >= _GOOD * _STATES and fresh.khat < KHAT_LIMIT:
-            return surrogate, frame, z, number
-        kept = np.flatnonzero(_relevant(value, target.dim))
-        if len(kept) < _STATES // 10:
-            return None, frame, z, number
-        if len(kept) < _STATES:  # states far out are of no use, and begin anew from others
-            kept = np.concatenate([kept, rng.choice(kept, _STATES - len(kept))])
-        newest = positions[kept], slopes[kept]
-        # always as many states: the first round stands for those to come
-        seen = [*seen, newest][-_MEMORY:] if seen else [newest] * _MEMORY
-        states, wanted = map(np.concatenate, zip(*seen))
-        states = home.inward(states)
-        steps, rate = (4000, 0.02) if number == 1 else (3000, 0.01)
-        learned = learn(learned, states, home.leftover(states, wanted), rng, steps=steps, rate=rate)
-        surrogate, frame = _reframed(learned, home, positions[kept])
-        start = frame.inward(positions[kept])
-        z = _walk(surrogate, start, rng, 1.4 * float(np.max(np.sum(start**2, axis=1))))
-    return None, frame, z, most
+
+def _outward(z: Array, rng: np.random.Generator) -> Array:
+    return z * rng.uniform(1.0, _OUTER, (len(z), 1))
 
 
 def _reframed(surrogate: Surrogate, old: Frame, positions: Array) -> tuple[Surrogate, Frame]:
@@ -169,8 +225,8 @@ def _settled(trace: list[dict[str, Any]]) -> bool:
     return bool(np.max(np.maximum(shift, np.abs(before["sd"] / now["sd"] - 1))) < _SETTLED)
 
 
-def _relevant(value: Array, dim: int) -> Array:
-    """Whether a log posterior is one that states of the posterior have, whose sd is about √(d/2)."""
-    finite = np.isfinite(value)
-    middle = np.median(value[finite]) if finite.any() else np.inf
-    return finite & (value > middle - 6 * np.sqrt(dim / 2))
+def _relevant(value: Array, near: Array, dim: int, sds: float) -> Array:
+    """Whether log posteriors are so few sds, about √(d/2), below the middle of the near ones."""
+    usable = near[np.isfinite(near)]
+    middle = np.median(usable) if len(usable) else np.inf
+    return np.isfinite(value) & (value > middle - sds * np.sqrt(dim / 2))
