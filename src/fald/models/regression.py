@@ -389,8 +389,9 @@ def _quadratic(matrix: np.ndarray, x: jax.Array) -> jax.Array:
         return x @ jnp.asarray(matrix, float_dtype()) @ x
     root = np.linalg.cholesky(matrix)
     part = [x[i] for i in range(len(matrix))]
-    turned = [sum(float(root[i, j]) * part[i] for i in range(j, len(matrix))) for j in range(len(matrix))]
-    return sum(u * u for u in turned)
+    zero = jnp.zeros((), x.dtype)
+    turned = [sum((float(root[i, j]) * part[i] for i in range(j, len(part))), zero) for j in range(len(part))]
+    return sum((u * u for u in turned), zero)
 
 
 def gaussian_location(covariance: Any, *, prior_scale: float | None = None) -> Model:
