@@ -165,7 +165,7 @@ class InProcess:
         tables, _, compiled, hyper, roots = self._prepare(problem)
         server, memory = state.server, jax.tree.map(jnp.copy, state.memory)
         rows: list[list[np.ndarray]] = []
-        values: tuple[jax.Array, ...] = ()
+        values: Any = ()
         for r in range(state.round, state.round + num_rounds):
             begun = compiled.begin(tables, roots, server, jnp.asarray(r, jnp.int32))
             parts = self._visit(compiled.tasks(), tables, hyper, begun, memory[0])
