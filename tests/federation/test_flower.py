@@ -18,7 +18,7 @@ from fald.datasets import load_bundled_study
 from fald.federation.flower import submit
 from fald.study import make_study
 
-pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.xdist_group("flower")]
+pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.xdist_group("federation")]
 
 APP = Path(__file__).parents[2] / "examples" / "flower"
 HOSTILE = """

@@ -387,11 +387,15 @@ def _quadratic(matrix: np.ndarray, x: jax.Array) -> jax.Array:
     """
     if len(matrix) > 4:
         return x @ jnp.asarray(matrix, float_dtype()) @ x
-    root = np.linalg.cholesky(matrix)
     part = [x[i] for i in range(len(matrix))]
-    zero = jnp.zeros((), x.dtype)
-    turned = [sum((float(root[i, j]) * part[i] for i in range(j, len(part))), zero) for j in range(len(part))]
-    return sum((u * u for u in turned), zero)
+    total, rest = jnp.zeros((), x.dtype), np.array(matrix, float)
+    for j in range(len(part)):
+        scale = rest[j, j]
+        column = rest[:, j] / scale
+        turned = sum((float(column[i]) * part[i] for i in range(j + 1, len(part))), part[j])
+        total += float(scale) * turned * turned
+        rest -= scale * np.outer(column, column)
+    return total
 
 
 def gaussian_location(covariance: Any, *, prior_scale: float | None = None) -> Model:
