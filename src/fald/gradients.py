@@ -175,10 +175,10 @@ def gradient_fn(model: Model, total_rows, clip_norm=None) -> Callable[[jax.Array
 
     def whole(theta: jax.Array, batch: Batch) -> jax.Array:
         # by parameters, joined at the end: the gradient of taking them out of θ would add zeros around each
-        position = model.unravel(theta)
-        return ravel_pytree(jax.grad(lambda p: _energy(model, total_rows, p, batch, theta.dtype))(position))[
-            0
-        ]
+        def energy(position):
+            return _energy(model, total_rows, position, batch, theta.dtype)
+
+        return ravel_pytree(jax.grad(energy)(model.unravel(theta)))[0]
 
     def clipped(theta: jax.Array, batch: Batch) -> jax.Array:
         assert clip_norm is not None

@@ -13,7 +13,7 @@ _ONE_THREAD = {"xla_cpu_multi_thread_eigen": False, "xla_disable_hlo_passes": "c
 
 
 def options(one_thread: bool = False) -> dict[str, Any] | None:
-    """Options of ``jax.jit`` for clients' work; ``one_thread`` keeps matrix products on the calling thread.
+    """Options of ``jax.jit`` for clients' work; ``one_thread`` keeps all of it on the calling thread.
 
     They change the speed alone. An option that this version of the compiler does not know is left out.
 
