@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -261,8 +262,8 @@ def _server(
     """The server of a method; split-HMC follows where importance sampling had one mode and too few draws."""
     # here, so that a program which never fits need not load them
     from fald.fewround.corrected import corrected_langevin
-    from fald.fewround.hmc import split_hmc
     from fald.fewround.importance import importance_sampling, overall
+    from fald.fewround.learned import split_hmc
     from fald.fewround.proposal import cholesky
 
     report = _report(model)
@@ -276,7 +277,8 @@ def _server(
         return outcome
     mean, covariance = overall(current)
     later = yield from split_hmc(model, mean, cholesky(covariance), max_rounds=_HMC_ROUNDS, **common)
-    return later
+    unlearned = "split-HMC could not learn the posterior"
+    return later or replace(outcome, reason=f"{outcome.reason}; {unlearned}")
 
 
 def _report(model: Model) -> Callable[[Array], Array] | None:

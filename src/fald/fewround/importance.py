@@ -343,7 +343,7 @@ def _weigh(search: Search) -> State:
 def _next_count(search: Search, state: State, count: int) -> int:
     if state.pooled.ess < 10 * search.target.dim or state.pooled.khat > 0.9:
         close = search.best is not None and search.best.newton()[1] < 1
-        return min(4 * count, search.most_draws) if close and not search.many else count
+        return min(16 * count, search.most_draws) if close and not search.many else count
     if not state.newest.khat < certify.KHAT_LIMIT:
         return count
     wanted = 1.2 * count * certify.needed_factor(state.precision, search.tolerance)
@@ -407,6 +407,8 @@ def _hopeless(search: Search) -> bool:
     """Whether further rounds would bring nothing: tails stay heavy, or far too few draws count."""
     if search.heavy_rounds >= 5:
         return True
+    if not search.many and search.batches[-1].count < search.most_draws:
+        return False
     sizes = [row["ess"] for row in search.trace if row["draws"]]
     if len(sizes) < 4:
         return False

@@ -69,11 +69,6 @@ class Learner:
         self._target, self._home, self._rng, self.trace = target, home, rng, trace
         self._seen: list[Known] = []
 
-    @property
-    def taught(self) -> bool:
-        """Whether its states are better to start from than the Gaussian."""
-        return bool(self._seen) and not self.lost
-
     def ask(self) -> Server[Known]:
         """Ask for gradients at the states and further out, and judge what was learned before."""
         z, first = self.z, not self._seen
@@ -124,7 +119,7 @@ class Learner:
         return np.concatenate([index, self._rng.choice(index, count - len(index))])
 
 
-def learned_hmc(
+def split_hmc(
     model: Model,
     mean: Array,
     factor: Array,
@@ -132,17 +127,32 @@ def learned_hmc(
     seed: int,
     tolerance: float,
     max_rounds: int,
-    report: Callable[[Array], Array] | None,
-    trace: list[dict[str, Any]],
-) -> Server[tuple[Outcome | None, Learner]]:
-    """Server of HMC along a learned gradient; arguments as of ``split_hmc``.
+    report: Callable[[Array], Array] | None = None,
+    trace: list[dict[str, Any]] | None = None,
+) -> Server[Outcome | None]:
+    """Server of split-HMC along a learned gradient.
+
+    Parameters
+    ----------
+    model
+        The model.
+    mean, factor
+        (d,) and lower (d, d): the Gaussian N(mean, factor·factorᵀ) that learning starts from.
+    seed, tolerance
+        Of all draws; wanted precision of means and sds, in posterior sds.
+    max_rounds
+        Exchanges at most.
+    report
+        Function from positions (C, d) to reported quantities that are certified as well, or None.
+    trace
+        A list that gets a line per round.
 
     Returns
     -------
     Server
-        Its outcome, or None if the posterior could not be learned; and what was learned.
+        Its outcome, or None if the posterior could not be learned.
     """
-    target = Target(model)
+    target, trace = Target(model), [] if trace is None else trace
     rng = np.random.Generator(np.random.Philox([seed & (2**64 - 1), 10]))
     learner = Learner(target, Frame(mean, factor), rng, trace)
     coordinates = target.dim if report is None else target.dim + report(mean[None]).shape[1]
@@ -150,7 +160,7 @@ def learned_hmc(
     count = int(np.ceil((2 * quantile(coordinates) / tolerance) ** 2 / 256)) * 256
     drawn = yield from _drawn(learner, count, min(_LEARNING, max_rounds - _FEWEST - 1))
     if drawn is None:
-        return None, learner
+        return None
     taken = resample(drawn.weights, count, float(rng.random()))
     z, value, off = (part[taken] for part in (drawn.z, drawn.value, drawn.off))
 
@@ -177,7 +187,7 @@ def learned_hmc(
         if all(check.holds for check in checks):
             break
     failed = [check for check in checks if not check.holds]
-    return chains_outcome(learner.frame.positions(z), failed, drawn.khat, trace), learner
+    return chains_outcome(learner.frame.positions(z), failed, drawn.khat, trace)
 
 
 class Drawn(NamedTuple):

@@ -82,8 +82,9 @@ def smooth(log_weights: Array) -> Smoothed:
     ratios = np.exp(logs - most)
     length, khat = _tail_length(len(ratios)), np.inf
     if length >= 5:
-        order = np.argsort(ratios, kind="stable")
-        tail, cutoff = order[-length:], ratios[order[-length - 1]]
+        top = np.argpartition(ratios, len(ratios) - length - 1)[-length - 1 :]
+        top = top[np.argsort(ratios[top], kind="stable")]
+        tail, cutoff = top[1:], ratios[top[0]]
         excesses = ratios[tail] - cutoff
         khat = 0.0
         if excesses[-1] > 1e-9:
