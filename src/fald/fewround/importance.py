@@ -39,12 +39,23 @@ _TRIED = (0.005, 0.02, 0.05, 0.35, 0.7)  # parts with values only
 
 
 class Batch(NamedTuple):
-    """The draws of one round: proposal, asked count, positions (C, d) and log posterior (C,)."""
+    """The draws of one round: proposal, asked count, positions (C, d) and log posterior (C,).
 
+    ``densities`` are the log densities (C,) of these draws under proposals of recent rounds, by round.
+    """
+
+    number: int
     proposal: Proposal
     count: int
     positions: Array
     values: Array
+    densities: dict[int, Array]
+
+    def density(self, other: Batch) -> Array:
+        """Log density (C,) of these draws under the proposal of another round, which is computed once."""
+        if other.number not in self.densities:
+            self.densities[other.number] = proposal.log_density(other.proposal, other.count, self.positions)
+        return self.densities[other.number]
 
 
 class State(NamedTuple):
@@ -256,7 +267,7 @@ def _round(search: Search, current: Proposal, count: int, number: int) -> Server
         sums = yield {**request, "states": states, "points": points}
         found, search.smoothed = target.regressed(sums, states, cloud)
     values = target.values(draws, sums["draw_values"])
-    search.batches.append(Batch(current, count, draws, values))
+    search.batches.append(Batch(number, current, count, draws, values, {}))
     _, along, far, seen = np.split(
         target.values(points, sums["point_values"]), np.cumsum([len(p) for p in parts])[:-1]
     )
@@ -301,7 +312,7 @@ def _far(search: Search, centre: Array) -> Array:
     if not search.batches:
         return np.zeros((0, len(centre)))
     last = search.batches[-1]
-    weights = smooth(last.values - proposal.log_density(last.proposal, last.count, last.positions)).weights
+    weights = smooth(last.values - last.density(last)).weights
     sd = np.maximum(np.sqrt(weights @ (last.positions - centre) ** 2), 1e-300)
     pull = weights * np.sum(((last.positions - centre) / sd) ** 2, axis=1) ** 2
     return last.positions[np.argsort(-pull)[:6]]
@@ -318,11 +329,11 @@ def overall(current: Proposal) -> tuple[Array, Array]:
 def _weigh(search: Search) -> State:
     """Weights of the newest draws by their own proposal, and of recent ones by the mixture of theirs."""
     last, recent = search.batches[-1], search.batches[-_POOLED:]
-    newest = smooth(last.values - proposal.log_density(last.proposal, last.count, last.positions))
+    newest = smooth(last.values - last.density(last))
     positions = np.concatenate([b.positions for b in recent])
     values = np.concatenate([b.values for b in recent])
     sizes = np.array([len(b.positions) for b in recent])
-    densities = [proposal.log_density(b.proposal, b.count, positions) for b in recent]
+    densities = [np.concatenate([b.density(other) for b in recent]) for other in recent]
     mixed = logsumexp(np.array(densities), axis=0, b=(sizes / sizes.sum())[:, None])
     logs = values - mixed
     pooled = smooth(logs)
