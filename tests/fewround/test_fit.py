@@ -298,8 +298,10 @@ def test_importance_sampling_does_not_give_up_before_it_has_drawn_as_much_as_it_
     search.trace = [{"draws": 8192, "ess": 3.0}] * 4
     for count, given_up in ((search.most_draws // 2, False), (search.most_draws, True)):
         centre = importance.proposal.gaussian(np.zeros(model.dim), np.eye(model.dim))
-        search.batches = [importance.Batch(2, centre, count, np.zeros((1, model.dim)), np.zeros(1), {})]
+        search.batches = [importance.Batch(2, centre, count, np.zeros((1, model.dim)), np.zeros(1), {})] * 3
         assert importance._hopeless(search) is given_up
+    search.modes.send(np.zeros((1, model.dim)))
+    assert importance._hopeless(search) is False  # split-HMC would not be tried while one is climbing
 
 
 def langevin_means(monkeypatch, corrected):

@@ -418,7 +418,8 @@ def _hopeless(search: Search) -> bool:
     """Whether further rounds would bring nothing: tails stay heavy, or far too few draws count."""
     if search.heavy_rounds >= 5:
         return True
-    if not search.many and search.batches[-1].count < search.most_draws:
+    most = search.most_draws
+    if search.modes.active or (not search.many and any(b.count < most for b in search.batches[-3:])):
         return False
     sizes = [row["ess"] for row in search.trace if row["draws"]]
     if len(sizes) < 4:
