@@ -6,7 +6,7 @@ from scipy import stats
 
 import fald
 from fald.errors import DataError
-from fald.fewround import explorers, proposal, site, weights
+from fald.fewround import certify, explorers, proposal, site, weights
 from fald.fewround.evaluate import gradients, hessians, log_likelihoods, make_site
 from fald.fewround.mixture import fit_mixture
 from fald.fewround.proposal import Proposal
@@ -183,3 +183,15 @@ def test_an_explorer_on_the_same_hill_is_dismissed_and_another_hill_is_a_mode():
     assert len(modes.relevant()) == 2
     modes.lead(at(3.95)._replace(value=2.0))
     assert len(modes.relevant()) == 2
+
+
+def test_a_single_draw_with_all_the_weight_certifies_nothing(recwarn):
+    alone, spread = np.eye(8)[3], np.full(8, 1 / 8)
+    positions = np.random.default_rng(0).normal(size=(8, 2))
+    known = weights.precision(positions, alone)
+    assert np.isinf([known.mean, known.sd]).all()
+    assert np.isfinite(weights.precision(positions, spread).sd).all()
+    names, newest = ["a", "b"], weights.moments(positions, alone)
+    assert not certify.agreement(newest, weights.moments(positions, spread), 0.05, names).holds
+    assert certify.agreement(*[weights.moments(positions, spread)] * 2, 0.05, names).holds
+    assert not recwarn.list

@@ -75,8 +75,9 @@ def draw_checks(
 
 def agreement(newest: Moments, pooled: Moments, tolerance: float, names: list[str]) -> Check:
     """Whether the newest draws and those of all rounds give the same means and sds."""
-    shift = np.abs(newest.mean - pooled.mean) / newest.sd
-    stretch = np.abs(pooled.sd / newest.sd - 1)
+    sd = np.maximum(newest.sd, np.finfo(float).tiny)  # a single draw may have all the weight
+    shift = np.abs(newest.mean - pooled.mean) / sd
+    stretch = np.abs(pooled.sd / sd - 1)
     worst = int(np.argmax(np.maximum(shift, stretch)))
     apart = float(max(shift[worst], stretch[worst]))
     return Check(

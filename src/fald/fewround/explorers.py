@@ -171,16 +171,16 @@ class Modes:
             if best is None:
                 self.dismissed += 1  # it began where there is no density
                 return None
-            damping = explorer.damping / 4
+            damping = explorer.damping / 16
         elif best is not None and here.value < best.value:
-            damping = explorer.damping / 4
+            damping = explorer.damping / 16
         else:
             best, damping = here, explorer.damping * (1 if best is None else 2)
         step, decrement = best.newton()
         if decrement < _ARRIVED and best.concave():
             self._arrived(best)
             return None
-        if damping < 1e-6:
+        if damping < 1e-9:
             self.dismissed += 1
             return None
         # up to five sds at first, twice as far after every step that led up

@@ -137,9 +137,10 @@ def precision(positions: Array, weights: Array) -> Precision:
     first = (weights[:, None] * centred).reshape(-1, 2, positions.shape[1]).sum(axis=1)
     second = (weights[:, None] * (squares - variance)).reshape(-1, 2, positions.shape[1]).sum(axis=1)
     shapes = [tail_shape(weights * column) for column in squares.T]
+    known = variance > 0  # not if a single draw has all the weight
     return Precision(
-        np.sqrt(np.sum(first**2, axis=0)) / sd,
-        np.sqrt(np.sum(second**2, axis=0)) / (2 * variance),
+        np.where(known, np.sqrt(np.sum(first**2, axis=0)) / sd, np.inf),
+        np.where(known, np.sqrt(np.sum(second**2, axis=0)) / (2 * sd**2), np.inf),
         np.array(shapes),
     )
 
