@@ -127,4 +127,5 @@ def _panel(axis: Any, name: str, rows: list[Row], looks: dict[str, tuple[str, st
         )
     axis.axhline(LIMIT, color="#5a5a5a", lw=0.8, ls="--")
     axis.set_yscale("log")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_title(f"{name} (d = {rows[0]['dim']})", fontsize=9)
