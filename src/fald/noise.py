@@ -22,11 +22,12 @@ def own_variance(noise: NoiseScale, share, weight):
     return 1.0 / share if noise == "paper" else 1.0 / jnp.where(weight > 0, weight, 1.0)
 
 
-def injected(
+def langevin_step(
+    position: jax.Array,
+    drift: jax.Array,
     shared_key: jax.Array,
     own_key: jax.Array,
     step,
-    dim: int,
     *,
     step_size,
     temperature,
@@ -35,21 +36,23 @@ def injected(
     uses_shared: bool,
     uses_own: bool,
 ) -> jax.Array:
-    """√(2ητ)·(ρ ξ̇ + √((1−ρ²) v_c) ξ^c): noise shared by all clients plus the client's own.
+    """θ + drift + √(2ητ)·(ρ ξ̇ + √((1−ρ²) v_c) ξ^c): noise shared by all clients plus the client's own.
 
     ``uses_shared`` and ``uses_own`` are static: a part whose factor is zero is not drawn.
     """
+    dim = position.shape[0]
 
-    nothing = jnp.zeros((dim,), jnp.zeros(()).dtype)
-
-    def drawn(_, total):
+    def move(number, position):
+        # by the number of the loop, or the compiler would draw the noise before the loop, in one more pass
+        address = step + number
+        noise = jnp.zeros((), drift.dtype)
         if uses_shared:
-            total += correlation * normals(shared_key, step, dim)
+            noise += correlation * normals(shared_key, address, dim)
         if uses_own:
-            total += jnp.sqrt((1 - correlation**2) * variance) * normals(own_key, step, dim)
-        return (jnp.sqrt(2 * step_size * temperature) * total).astype(nothing.dtype)
+            noise += jnp.sqrt((1 - correlation**2) * variance) * normals(own_key, address, dim)
+        return (position + drift + jnp.sqrt(2 * step_size * temperature) * noise).astype(position.dtype)
 
     # A loop that runs once, which the compiler cannot know: it would otherwise merge the noise with the
     # gradient into one pass, in which neither uses the vector unit.
     once = jnp.where(temperature > 0, 1, 0)
-    return jax.lax.fori_loop(0, once, drawn, nothing)
+    return jax.lax.fori_loop(0, once, move, position)

@@ -22,7 +22,7 @@ from fald.compressors import Compressor, send
 from fald.data import FederatedData
 from fald.errors import ConfigError, PrivacyError
 from fald.models.base import Model
-from fald.noise import NoiseScale, injected, own_variance
+from fald.noise import NoiseScale, langevin_step, own_variance
 from fald.participation import Participation, full
 from fald.samplers.base import Spent, Upload, check_count, check_number, numbers_as_bytes
 from fald.server import Server, average
@@ -168,21 +168,22 @@ class FALD:
 
         def step(k, theta):
             eta = self.step_size(local.first_step + k) if callable(self.step_size) else hyper["step_size"]
-            theta = theta - eta * local.grad(theta, k)
-            if self.temperature > 0:
-                theta = theta + injected(
-                    local.shared_key,
-                    local.own_key,
-                    k,
-                    theta.shape[0],
-                    step_size=eta,
-                    temperature=hyper["temperature"],
-                    correlation=hyper["correlation"],
-                    variance=variance,
-                    uses_shared=self.correlation > 0,
-                    uses_own=self.correlation < 1,
-                )
-            return theta.astype(start.dtype)
+            drift = -eta * local.grad(theta, k)
+            if self.temperature == 0:
+                return (theta + drift).astype(start.dtype)
+            return langevin_step(
+                theta,
+                drift,
+                local.shared_key,
+                local.own_key,
+                k,
+                step_size=eta,
+                temperature=hyper["temperature"],
+                correlation=hyper["correlation"],
+                variance=variance,
+                uses_shared=self.correlation > 0,
+                uses_own=self.correlation < 1,
+            )
 
         return jax.lax.fori_loop(0, hyper["local_steps"], step, start)
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from fald.client import Local
 from fald.keys import uniforms
-from fald.noise import injected
+from fald.noise import langevin_step
 from fald.samplers.base import Peer, Spent, Upload, check_number, check_probability, numbers_as_bytes
 from fald.server import Server, average
 
@@ -72,11 +72,12 @@ class VRFALD(Peer):
 
         def step(k, x):
             reduced = own * (local.grad(x, k) - local.grad(message.anchor, k)) + message.gradient
-            noise = injected(
+            return langevin_step(
+                x,
+                -hyper["step_size"] * reduced,
                 local.shared_key,
                 local.own_key,
                 k,
-                dim,
                 step_size=hyper["step_size"],
                 temperature=hyper["temperature"],
                 correlation=hyper["correlation"],
@@ -84,7 +85,6 @@ class VRFALD(Peer):
                 uses_shared=True,
                 uses_own=True,
             )
-            return (x - hyper["step_size"] * reduced + noise).astype(x.dtype)
 
         steps = jnp.where(message.renew, 0, message.steps)
         x = jax.lax.fori_loop(0, steps, step, start)
