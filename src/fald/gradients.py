@@ -159,7 +159,7 @@ def random_rows(
 
 
 def _energy(model: Model, total_rows, position: PyTree, batch: Batch, dtype) -> jax.Array:
-    terms = jax.vmap(lambda row: jnp.asarray(model.loglikelihood_fn(position, row)))(batch.rows)
+    terms = model.loglikelihoods(position, batch.rows)
     if batch.mask is not None:
         terms = jnp.where(batch.mask, terms, 0)
     scale = jnp.asarray(total_rows, dtype) / jnp.asarray(batch.count, dtype)
