@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +23,11 @@ def own_variance(noise: NoiseScale, share, weight):
     return 1.0 / share if noise == "paper" else 1.0 / jnp.where(weight > 0, weight, 1.0)
 
 
-def langevin_step(
-    position: jax.Array,
-    drift: jax.Array,
+def injected(
     shared_key: jax.Array,
     own_key: jax.Array,
     step,
+    dim: int,
     *,
     step_size,
     temperature,
@@ -36,23 +36,34 @@ def langevin_step(
     uses_shared: bool,
     uses_own: bool,
 ) -> jax.Array:
-    """θ + drift + √(2ητ)·(ρ ξ̇ + √((1−ρ²) v_c) ξ^c): noise shared by all clients plus the client's own.
+    """√(2ητ)·(ρ ξ̇ + √((1−ρ²) v_c) ξ^c): noise shared by all clients plus the client's own.
 
     ``uses_shared`` and ``uses_own`` are static: a part whose factor is zero is not drawn.
     """
-    dim = position.shape[0]
+    total = jnp.zeros((dim,), jnp.zeros(()).dtype)
+    if uses_shared:
+        total += correlation * normals(shared_key, step, dim)
+    if uses_own:
+        total += jnp.sqrt((1 - correlation**2) * variance) * normals(own_key, step, dim)
+    return jnp.sqrt(2 * step_size * temperature) * total
 
-    def move(number, position):
-        # by the number of the loop, or the compiler would draw the noise before the loop, in one more pass
-        address = step + number
-        noise = jnp.zeros((), drift.dtype)
-        if uses_shared:
-            noise += correlation * normals(shared_key, address, dim)
-        if uses_own:
-            noise += jnp.sqrt((1 - correlation**2) * variance) * normals(own_key, address, dim)
-        return (position + drift + jnp.sqrt(2 * step_size * temperature) * noise).astype(position.dtype)
 
-    # A loop that runs once, which the compiler cannot know: it would otherwise merge the noise with the
-    # gradient into one pass, in which neither uses the vector unit.
-    once = jnp.where(temperature > 0, 1, 0)
-    return jax.lax.fori_loop(0, once, move, position)
+def langevin_steps(
+    count, drift_fn: Callable[[jax.Array, Any], jax.Array], noise_fn: Callable[[Any], Any], start: jax.Array
+) -> jax.Array:
+    """Where ``count`` steps θ ← θ + drift_fn(θ, k) + noise_fn(k) from ``start`` end.
+
+    A turn of the loop begins with the drift of the last one and ends with the next. Noise is then added to
+    numbers that are there, in a pass of its own and in place: the compiler would merge it with a gradient
+    computed just before, and in such a pass neither uses the vector unit.
+    """
+
+    def move(k, theta, drift):
+        return (theta + drift + noise_fn(k)).astype(start.dtype)
+
+    def turn(k, carry):
+        theta = move(k, *carry)
+        return theta, drift_fn(theta, k + 1).astype(start.dtype)
+
+    before_last = jax.lax.fori_loop(0, count - 1, turn, (start, drift_fn(start, 0).astype(start.dtype)))
+    return jnp.where(count > 0, move(count - 1, *before_last), start)

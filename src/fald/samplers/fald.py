@@ -22,7 +22,7 @@ from fald.compressors import Compressor, send
 from fald.data import FederatedData
 from fald.errors import ConfigError, PrivacyError
 from fald.models.base import Model
-from fald.noise import NoiseScale, langevin_step, own_variance
+from fald.noise import NoiseScale, injected, langevin_steps, own_variance
 from fald.participation import Participation, full
 from fald.samplers.base import Spent, Upload, check_count, check_number, numbers_as_bytes
 from fald.server import Server, average
@@ -166,18 +166,18 @@ class FALD:
         """Where K local steps from ``start`` end."""
         variance = own_variance(self.noise, local.share, local.weight)
 
-        def step(k, theta):
-            eta = self.step_size(local.first_step + k) if callable(self.step_size) else hyper["step_size"]
-            drift = -eta * local.grad(theta, k)
+        def step_size(k):
+            return self.step_size(local.first_step + k) if callable(self.step_size) else hyper["step_size"]
+
+        def noise(k):
             if self.temperature == 0:
-                return (theta + drift).astype(start.dtype)
-            return langevin_step(
-                theta,
-                drift,
+                return 0.0
+            return injected(
                 local.shared_key,
                 local.own_key,
                 k,
-                step_size=eta,
+                start.shape[0],
+                step_size=step_size(k),
                 temperature=hyper["temperature"],
                 correlation=hyper["correlation"],
                 variance=variance,
@@ -185,7 +185,10 @@ class FALD:
                 uses_own=self.correlation < 1,
             )
 
-        return jax.lax.fori_loop(0, hyper["local_steps"], step, start)
+        def drift(theta, k):
+            return -step_size(k) * local.grad(theta, k)
+
+        return langevin_steps(hyper["local_steps"], drift, noise, start)
 
     def server_update(
         self, hyper, state: PyTree, uploads: Upload, weights: jax.Array, server: Server
