@@ -167,10 +167,11 @@ class InProcess:
         rows: list[tuple[jax.Array, ...]] = []
         values: Any = ()
         begun = compiled.begin(tables, roots, server, np.int32(state.round))
-        for done in range(state.round + 1 - problem.num_warmup, state.round + 1 - problem.num_warmup + num_rounds):
+        for r in range(state.round, state.round + num_rounds):
             parts = self._visit(compiled.tasks(), tables, hyper, begun, memory[0])
             # the next round begins in the same call, because threads wait for it
             server, memory, values, begun = compiled.turn(tables, hyper, roots, begun, server, memory, parts)
+            done = r + 1 - problem.num_warmup
             if done > 0 and done % problem.thinning == 0:
                 rows.append(values)
         kept = [np.stack(column) for column in zip(*rows)]
