@@ -163,9 +163,12 @@ def test_masked_rows_do_not_count():
     assert float(energy(theta, padded._replace(mask=None))) != pytest.approx(float(exact), rel=1e-2)
 
 
-@pytest.mark.parametrize("count", [1, 7, 256, 257])
-def test_last_equal_of_few_and_many(count):
+@pytest.mark.parametrize("most", [400, 2**31])
+@pytest.mark.parametrize("count", [1, 2, 7, 256, 257])
+def test_last_equal_in_one_word_and_in_two(count, most):
     values = np.random.default_rng(count).integers(0, max(1, count // 3), count)
-    found = np.asarray(gradients._last_equal(jnp.asarray(values)))
+    # the largest allowed, which would not fit beside its place if the words were too short
+    values[count // 2 :: 5] = most - 1
+    found = np.asarray(gradients._last_equal(jnp.asarray(values, jnp.int32), most))
     expected = [max((j for j in range(i) if values[j] == v), default=-1) for i, v in enumerate(values)]
     assert found.tolist() == expected

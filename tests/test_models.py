@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -138,8 +138,23 @@ def test_log_densities_equal_scipy(name):
     one, two = random_position(model, 1), random_position(model, 2)
     found = jax.vmap(model.loglikelihood_fn, (None, 0))(jax.tree.map(jnp.asarray, one), rows)
     np.testing.assert_allclose(found, loglik(one, rows), rtol=2e-4, atol=2e-5)
+    at_once = model.loglikelihoods(jax.tree.map(jnp.asarray, one), rows)
+    np.testing.assert_allclose(at_once, found, rtol=2e-4, atol=2e-5)
     difference = model.logprior_fn(one) - model.logprior_fn(two)
     np.testing.assert_allclose(difference, logprior(one) - logprior(two), rtol=2e-4, atol=1e-5)
+
+
+def test_a_likelihood_put_in_place_of_one_that_takes_rows_gets_one_example():
+    model = fald.models.softmax_regression(2, 3)
+
+    def steeper(position, example):
+        assert np.shape(example[0]) == (2,)
+        return 2 * model.loglikelihood_fn(position, example)
+
+    rows = (np.array([[1.0, 2.0], [0.5, -1.0], [0.0, 3.0]]), np.array([0, 2, 1]))
+    position = jax.tree.map(jnp.asarray, random_position(model, 1))
+    found = replace(model, loglikelihood_fn=steeper).loglikelihoods(position, rows)
+    np.testing.assert_allclose(found, 2 * model.loglikelihoods(position, rows), rtol=1e-5)
 
 
 @pytest.mark.parametrize("num_clients", [1, 5])

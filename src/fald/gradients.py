@@ -17,8 +17,6 @@ from fald.keys import integers
 from fald.models.base import Model
 from fald.types import PyTree
 
-_FEW = 256
-
 
 class Batch(NamedTuple):
     """Rows to evaluate: ``mask`` marks the real ones (None: all are), ``count`` is how many those are."""
@@ -28,7 +26,9 @@ class Batch(NamedTuple):
     count: jax.Array
 
 
-def choose_without_replacement(rng_key: jax.Array, population, count: int, step=0) -> jax.Array:
+def choose_without_replacement(
+    rng_key: jax.Array, population, count: int, step=0, *, most: int = 2**31
+) -> jax.Array:
     """Draw ``count`` distinct indices from ``range(population)``, every subset equally likely.
 
     A partial Fisher–Yates shuffle in O(count log count), without the array that it would shuffle:
@@ -46,6 +46,8 @@ def choose_without_replacement(rng_key: jax.Array, population, count: int, step=
         entries before it are a permutation of the whole population.
     step
         Which draw of this key.
+    most
+        No population is larger; static. It changes the speed alone.
 
     Returns
     -------
@@ -68,21 +70,23 @@ def choose_without_replacement(rng_key: jax.Array, population, count: int, step=
     origin = jnp.where(parent < 0, i, parent)
     for _ in range(max(1, math.ceil(math.log2(max(count, 2))))):
         origin = origin[origin]
-    previous = _last_equal(j)
+    previous = _last_equal(j, max(most, count))
     # taken from one table, because the compiler makes what is taken once and would make a choice again
     # for every number of a row that the index is used for
     return jnp.concatenate([origin, j])[jnp.where(previous >= 0, previous, count + i)]
 
 
-def _last_equal(values: jax.Array) -> jax.Array:
-    """For each entry the index of the last earlier one with the same value, or −1."""
+def _last_equal(values: jax.Array, most: int) -> jax.Array:
+    """For each of some numbers below ``most`` the index of the last earlier equal one, or −1."""
     count = values.shape[0]
+    bits = (count - 1).bit_length()
     place = jnp.arange(count, dtype=jnp.int32)
-    if count <= _FEW:  # comparing all pairs is quicker than sorting a few
-        same = (values[:, None] == values[None, :]) & (place[:, None] < place[None, :])
-        return jnp.max(jnp.where(same, place[:, None], -1), axis=0)
-    order = jnp.argsort(values, stable=True).astype(jnp.int32)
-    ordered = values[order]
+    if most << bits <= 2**32:  # value and place in one word, which sort several times quicker than pairs
+        words = jnp.sort((values.astype(jnp.uint32) << bits) | place.astype(jnp.uint32))
+        ordered, order = words >> bits, (words & (2**bits - 1)).astype(jnp.int32)
+    else:
+        order = jnp.argsort(values, stable=True).astype(jnp.int32)
+        ordered = values[order]
     repeated = jnp.concatenate([jnp.zeros((1,), bool), ordered[1:] == ordered[:-1]])
     before = jnp.concatenate([order[:1], order[:-1]])
     return jnp.zeros((count,), jnp.int32).at[order].set(jnp.where(repeated, before, -1))
@@ -117,6 +121,11 @@ def _slice(array: jax.Array | Split, start, length: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(jnp.concatenate([array.head, rest]), jnp.minimum(start, head), length)
 
 
+def _num_rows(rows: PyTree) -> int:
+    first = jax.tree.leaves(rows, is_leaf=lambda leaf: isinstance(leaf, Split))[0]
+    return sum(len(part) for part in first) if isinstance(first, Split) else len(first)
+
+
 def _each(function: Callable, rows: PyTree) -> PyTree:
     return jax.tree.map(function, rows, is_leaf=lambda leaf: isinstance(leaf, Split))
 
@@ -141,7 +150,7 @@ def random_rows(
 
     ``always_full`` says that no client has fewer rows, so that nothing needs a mask.
     """
-    index = choose_without_replacement(rng_key, size, batch_size, step)
+    index = choose_without_replacement(rng_key, size, batch_size, step, most=_num_rows(rows))
     if always_full:
         return Batch(_each(lambda a: _take(a, offset + index), rows), None, jnp.asarray(batch_size))
     taken = offset + jnp.minimum(index, size - 1)
@@ -150,7 +159,7 @@ def random_rows(
 
 
 def _energy(model: Model, total_rows, position: PyTree, batch: Batch, dtype) -> jax.Array:
-    terms = jax.vmap(lambda row: jnp.asarray(model.loglikelihood_fn(position, row)))(batch.rows)
+    terms = model.loglikelihoods(position, batch.rows)
     if batch.mask is not None:
         terms = jnp.where(batch.mask, terms, 0)
     scale = jnp.asarray(total_rows, dtype) / jnp.asarray(batch.count, dtype)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,17 +40,30 @@ def injected(
 
     ``uses_shared`` and ``uses_own`` are static: a part whose factor is zero is not drawn.
     """
+    total = jnp.zeros((dim,), jnp.zeros(()).dtype)
+    if uses_shared:
+        total += correlation * normals(shared_key, step, dim)
+    if uses_own:
+        total += jnp.sqrt((1 - correlation**2) * variance) * normals(own_key, step, dim)
+    return jnp.sqrt(2 * step_size * temperature) * total
 
-    nothing = jnp.zeros((dim,), jnp.zeros(()).dtype)
 
-    def drawn(_, total):
-        if uses_shared:
-            total += correlation * normals(shared_key, step, dim)
-        if uses_own:
-            total += jnp.sqrt((1 - correlation**2) * variance) * normals(own_key, step, dim)
-        return (jnp.sqrt(2 * step_size * temperature) * total).astype(nothing.dtype)
+def langevin_steps(
+    count, drift_fn: Callable[[jax.Array, Any], jax.Array], noise_fn: Callable[[Any], Any], start: jax.Array
+) -> jax.Array:
+    """Where ``count`` steps θ ← θ + drift_fn(θ, k) + noise_fn(k) from ``start`` end.
 
-    # A loop that runs once, which the compiler cannot know: it would otherwise merge the noise with the
-    # gradient into one pass, in which neither uses the vector unit.
-    once = jnp.where(temperature > 0, 1, 0)
-    return jax.lax.fori_loop(0, once, drawn, nothing)
+    A turn of the loop begins with the drift of the last one and ends with the next. Noise is then added to
+    numbers that are there, in a pass of its own and in place: the compiler would merge it with a gradient
+    computed just before, and in such a pass neither uses the vector unit.
+    """
+
+    def move(k, theta, drift):
+        return (theta + drift + noise_fn(k)).astype(start.dtype)
+
+    def turn(k, carry):
+        theta = move(k, *carry)
+        return theta, drift_fn(theta, k + 1).astype(start.dtype)
+
+    before_last = jax.lax.fori_loop(0, count - 1, turn, (start, drift_fn(start, 0).astype(start.dtype)))
+    return jnp.where(count > 0, move(count - 1, *before_last), start)

@@ -146,7 +146,7 @@ def draw(participation: Participation, rng_key: jax.Array, offsets: jax.Array) -
         )
     s = num_slots(participation, num_clients)
     if participation.scheme == "without-replacement":
-        chosen = jnp.sort(choose_without_replacement(rng_key, num_clients, s))
+        chosen = jnp.sort(choose_without_replacement(rng_key, num_clients, s, most=num_clients))
         return Drawn(chosen, jnp.full((s,), 1.0 / s, dtype))
     rows = integers(rng_key, 0, s, offsets[-1])
     chosen = jnp.sort(jnp.searchsorted(offsets, rows, side="right") - 1).astype(jnp.int32)

@@ -16,7 +16,7 @@ StepSize: TypeAlias = float | Callable[[Any], Any]
 
 def float_dtype() -> jnp.dtype:
     """The floating type of the run: float32, or float64 once ``jax_enable_x64`` is set."""
-    return jnp.zeros(()).dtype
+    return jax.dtypes.canonicalize_dtype(float)
 
 
 def as_floats(tree: PyTree) -> PyTree:

@@ -153,7 +153,7 @@ class InProcess:
             state.server,
             state.memory,
             buffers,
-            *[jnp.asarray(n, jnp.int32) for n in numbers],
+            *[np.int32(n) for n in numbers],
         )
         # copies, because the next call writes into the same buffers
         kept = [np.array(np.asarray(b)[:num_kept]) for b in buffers]
@@ -164,15 +164,16 @@ class InProcess:
         """Each client's work on one thread; ``num_kept`` follows from the rounds."""
         tables, _, compiled, hyper, roots = self._prepare(problem)
         server, memory = state.server, jax.tree.map(jnp.copy, state.memory)
-        rows: list[list[np.ndarray]] = []
+        rows: list[tuple[jax.Array, ...]] = []
         values: Any = ()
+        begun = compiled.begin(tables, roots, server, np.int32(state.round))
         for r in range(state.round, state.round + num_rounds):
-            begun = compiled.begin(tables, roots, server, jnp.asarray(r, jnp.int32))
             parts = self._visit(compiled.tasks(), tables, hyper, begun, memory[0])
-            server, memory, values = compiled.finish(tables, hyper, begun, server, memory, parts)
+            # the next round begins in the same call, because threads wait for it
+            server, memory, values, begun = compiled.turn(tables, hyper, roots, begun, server, memory, parts)
             done = r + 1 - problem.num_warmup
             if done > 0 and done % problem.thinning == 0:
-                rows.append([np.asarray(value) for value in values])
+                rows.append(values)
         kept = [np.stack(column) for column in zip(*rows)]
         if not rows:
             kept = [np.zeros((0, *value.shape), value.dtype) for value in values]
@@ -202,7 +203,7 @@ class InProcess:
         server, memory = state.server, state.memory
         for r in range(state.round, state.round + num_rounds):
             server, memory, uploads, drawn = compiled.one_round(
-                tables, hyper, roots, server, memory, jnp.asarray(r, jnp.int32)
+                tables, hyper, roots, server, memory, np.int32(r)
             )
             betas = np.asarray(uploads.position)
             weights = np.asarray(drawn.weight)
@@ -338,7 +339,7 @@ class _Compiled(NamedTuple):
     run: Any
     one_round: Any
     begin: Any
-    finish: Any
+    turn: Any
     buffers: Callable[[], tuple[jax.Array, ...]]
     tasks: Callable[[], list[Callable]]
 
@@ -384,15 +385,16 @@ def _compile(
         server, memory, buffers, _, energy = jax.lax.fori_loop(0, num_rounds, body, start)
         return server, memory, buffers, energy
 
-    def finish(tables, hyper, begun, server, memory, parts):
+    def turn(tables, hyper, roots, begun, server, memory, parts):
         server, memory, uploads = rounds.finish(tables, hyper, begun, server, memory, parts)
-        return server, memory, rounds.record(server, uploads, begun.drawn)
+        values = rounds.record(server, uploads, begun.drawn)
+        return server, memory, values, rounds.begin(tables, roots, server, begun.round + 1)
 
     return _Compiled(
         jax.jit(run, donate_argnums=5, compiler_options=options()),
         jax.jit(rounds.whole, compiler_options=options()),
         jax.jit(rounds.begin, compiler_options=options()),
-        jax.jit(finish, donate_argnums=4, compiler_options=options()),
+        jax.jit(turn, donate_argnums=5, compiler_options=options()),
         buffers,
         functools.cache(functools.partial(_tasks, rounds)),
     )

@@ -1,6 +1,6 @@
 """Models: a log prior, a log likelihood of one example, and a place to start."""
 
-from fald.models.base import Model
+from fald.models.base import Model, takes_rows
 from fald.models.from_numpyro import from_numpyro
 from fald.models.regression import (
     gaussian_location,
@@ -20,4 +20,5 @@ __all__ = [
     "mlp_classifier",
     "poisson_regression",
     "softmax_regression",
+    "takes_rows",
 ]

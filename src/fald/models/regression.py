@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fald.errors import ConfigError, DataError
-from fald.models.base import Model
+from fald.models.base import Model, takes_rows
 from fald.types import float_dtype
 
 if TYPE_CHECKING:
@@ -292,13 +292,14 @@ def _num_classes(num_classes: int) -> int:
     return num_classes
 
 
-def _categorical_loglikelihood(logits_fn: Callable[[Any, Any], Any], num_classes: int):
+def _categorical_loglikelihood(logits_fn: Callable[[Any, Any], Any]):
     def loglikelihood_fn(position, example):
         x, y = example
-        logits = logits_fn(position, jnp.asarray(x, float_dtype()))
+        logits = logits_fn(position, jnp.asarray(x, float_dtype()).T)
+        labels = jnp.expand_dims(jnp.arange(len(logits)), tuple(range(1, logits.ndim)))
         # a one-hot product keeps gradients free of scatters, which are slow on CPU
-        chosen = jnp.sum(jnp.where(jnp.arange(num_classes) == y, logits, 0))
-        return chosen - jax.nn.logsumexp(logits)
+        chosen = jnp.sum(jnp.where(labels == y, logits, 0), axis=0)
+        return chosen - jax.nn.logsumexp(logits, axis=0)
 
     return loglikelihood_fn
 
@@ -306,7 +307,8 @@ def _categorical_loglikelihood(logits_fn: Callable[[Any, Any], Any], num_classes
 def softmax_regression(features: Features, num_classes: int, *, prior_scale: float = 2.5) -> Model:
     """Labels y ∈ {0, …, C−1}: P(y=j) ∝ exp(a_j + b_jᵀx), all a, b ~ N(0, prior_scale²).
 
-    Coefficients are stored (classes, features): the transposed layout is several times slower.
+    Coefficients are stored (classes, features): the transposed layout is several times slower. Logits of
+    a batch are laid out (classes, rows), so that sums over classes run along rows.
 
     Examples
     --------
@@ -316,11 +318,11 @@ def softmax_regression(features: Features, num_classes: int, *, prior_scale: flo
     names, classes = _feature_names(features), _num_classes(num_classes)
 
     def logits_fn(position, x):
-        return position["intercept"] + position["coefficient"] @ x
+        return position["coefficient"] @ x + jnp.expand_dims(position["intercept"], tuple(range(1, x.ndim)))
 
     return Model(
         logprior_fn=_normal_logprior(_positive("prior-scale", prior_scale)),
-        loglikelihood_fn=_categorical_loglikelihood(logits_fn, classes),
+        loglikelihood_fn=takes_rows(_categorical_loglikelihood(logits_fn)),
         initial_position={"intercept": jnp.zeros(classes), "coefficient": jnp.zeros((classes, len(names)))},
         predict_fn=lambda p, x: jax.nn.softmax(logits_fn(p, jnp.asarray(x, float_dtype()))),
         dims={"coefficient": ["class", "feature"], "intercept": ["class"]},
@@ -372,7 +374,7 @@ def mlp_classifier(
 
     return Model(
         logprior_fn=logprior_fn,
-        loglikelihood_fn=_categorical_loglikelihood(logits_fn, classes),
+        loglikelihood_fn=_categorical_loglikelihood(logits_fn),
         initial_position=position,
         predict_fn=lambda p, x: jax.nn.softmax(logits_fn(p, jnp.asarray(x, float_dtype()))),
         check_fn=_check_classes(classes, names),

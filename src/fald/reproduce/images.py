@@ -20,7 +20,7 @@ from fald import datasets, partition
 from fald.checkpoint import write_atomically
 from fald.engines.base import Problem
 from fald.engines.inprocess import InProcess
-from fald.models import Model, softmax_regression
+from fald.models import Model, softmax_regression, takes_rows
 from fald.participation import full
 from fald.reproduce.base import Meter, Run
 from fald.reproduce.scores import scores
@@ -74,6 +74,7 @@ def image_model(prior_scale: float) -> Model:
     """Softmax regression that takes pixels as bytes: a quarter of the memory that has to be moved."""
     model = softmax_regression(784, 10, prior_scale=prior_scale)
 
+    @takes_rows
     def loglikelihood_fn(position, example):
         x, y = example
         return model.loglikelihood_fn(position, (jnp.asarray(x, float_dtype()) / 255, y))

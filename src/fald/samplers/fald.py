@@ -22,7 +22,7 @@ from fald.compressors import Compressor, send
 from fald.data import FederatedData
 from fald.errors import ConfigError, PrivacyError
 from fald.models.base import Model
-from fald.noise import NoiseScale, injected, own_variance
+from fald.noise import NoiseScale, injected, langevin_steps, own_variance
 from fald.participation import Participation, full
 from fald.samplers.base import Spent, Upload, check_count, check_number, numbers_as_bytes
 from fald.server import Server, average
@@ -166,25 +166,29 @@ class FALD:
         """Where K local steps from ``start`` end."""
         variance = own_variance(self.noise, local.share, local.weight)
 
-        def step(k, theta):
-            eta = self.step_size(local.first_step + k) if callable(self.step_size) else hyper["step_size"]
-            theta = theta - eta * local.grad(theta, k)
-            if self.temperature > 0:
-                theta = theta + injected(
-                    local.shared_key,
-                    local.own_key,
-                    k,
-                    theta.shape[0],
-                    step_size=eta,
-                    temperature=hyper["temperature"],
-                    correlation=hyper["correlation"],
-                    variance=variance,
-                    uses_shared=self.correlation > 0,
-                    uses_own=self.correlation < 1,
-                )
-            return theta.astype(start.dtype)
+        def step_size(k):
+            return self.step_size(local.first_step + k) if callable(self.step_size) else hyper["step_size"]
 
-        return jax.lax.fori_loop(0, hyper["local_steps"], step, start)
+        def noise(k):
+            if self.temperature == 0:
+                return 0.0
+            return injected(
+                local.shared_key,
+                local.own_key,
+                k,
+                start.shape[0],
+                step_size=step_size(k),
+                temperature=hyper["temperature"],
+                correlation=hyper["correlation"],
+                variance=variance,
+                uses_shared=self.correlation > 0,
+                uses_own=self.correlation < 1,
+            )
+
+        def drift(theta, k):
+            return -step_size(k) * local.grad(theta, k)
+
+        return langevin_steps(hyper["local_steps"], drift, noise, start)
 
     def server_update(
         self, hyper, state: PyTree, uploads: Upload, weights: jax.Array, server: Server

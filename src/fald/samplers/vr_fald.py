@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from fald.client import Local
 from fald.keys import uniforms
-from fald.noise import injected
+from fald.noise import injected, langevin_steps
 from fald.samplers.base import Peer, Spent, Upload, check_number, check_probability, numbers_as_bytes
 from fald.server import Server, average
 
@@ -70,9 +70,12 @@ class VRFALD(Peer):
         own = local.num_clients * local.share  # N ∇U_c = own · ∇f^c
         dim = start.shape[0]
 
-        def step(k, x):
+        def drift(x, k):
             reduced = own * (local.grad(x, k) - local.grad(message.anchor, k)) + message.gradient
-            noise = injected(
+            return -hyper["step_size"] * reduced
+
+        def noise(k):
+            return injected(
                 local.shared_key,
                 local.own_key,
                 k,
@@ -84,10 +87,9 @@ class VRFALD(Peer):
                 uses_shared=True,
                 uses_own=True,
             )
-            return (x - hyper["step_size"] * reduced + noise).astype(x.dtype)
 
         steps = jnp.where(message.renew, 0, message.steps)
-        x = jax.lax.fori_loop(0, steps, step, start)
+        x = langevin_steps(steps, drift, noise, start)
         gradient = local.full_grad(message.anchor)
         # the mean travels down when it is new to clients, the gradient in the round after it was summed
         down = message.renew | message.renewed | message.sync
