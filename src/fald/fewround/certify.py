@@ -115,11 +115,12 @@ def tails(values: Array, directions: Array, centre_value: float, sd: Array, name
     s > 3 + (k − 1). A tail that has fallen by 200 nats is of no consequence, whatever it does further out.
     """
     near, far = np.where(np.isnan(values), -np.inf, values).reshape(2, -1)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # −∞ from −∞ tells nothing
         slope = np.nan_to_num((near - far) / np.log(PROBES[1] / PROBES[0]), nan=0.0)
+        fallen = centre_value - far > _FALLEN
     size = np.abs(directions) / sd
     moving = np.sum(size > 0.1 * size.max(axis=1, keepdims=True), axis=1)
-    lacking = np.where(centre_value - far > _FALLEN, 1.0, slope - (2 + moving))
+    lacking = np.where(fallen, 1.0, slope - (2 + moving))
     worst = int(np.argmin(lacking))
     most = [names[i] for i in np.argsort(-size[worst])[:3] if size[worst][i] > 0.1 * size[worst].max()]
     return Check(
