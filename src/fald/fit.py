@@ -262,9 +262,9 @@ def _server(
     """The server of a method; split-HMC follows where importance sampling had one mode and too few draws."""
     # here, so that a program which never fits need not load them
     from fald.fewround.corrected import corrected_langevin
-    from fald.fewround.importance import importance_sampling, overall
+    from fald.fewround.importance import importance_sampling
     from fald.fewround.learned import split_hmc
-    from fald.fewround.proposal import cholesky
+    from fald.fewround.proposal import cholesky, overall
 
     report = _report(model)
     common: dict[str, Any] = {"seed": seed, "tolerance": tolerance, "report": report, "trace": trace}

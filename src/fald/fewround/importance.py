@@ -84,7 +84,6 @@ class Search:
     batches: list[Batch] = field(default_factory=list)
     best: Derivatives | None = None
     smoothed: Derivatives | None = None
-    moment_rounds: int = 0
     heavy_rounds: int = 0
     trace: list[dict[str, Any]] = field(default_factory=list)
 
@@ -249,7 +248,7 @@ def _round(search: Search, current: Proposal, count: int, number: int) -> Server
     candidates, tries = line(search, current)
     anchors = np.concatenate([candidates, *[e.position[None] for e in modes.active]])
     known = modes.known
-    centre, spread = overall(current)
+    centre, spread = proposal.overall(current)
     mode = search.best.position if search.best else centre
     ways = certify.tail_directions(centre, mode, spread, _far(search, centre))
     around = np.zeros((0, target.dim))
@@ -316,14 +315,6 @@ def _far(search: Search, centre: Array) -> Array:
     sd = np.maximum(np.sqrt(weights @ (last.positions - centre) ** 2), 1e-300)
     pull = weights * np.sum(((last.positions - centre) / sd) ** 2, axis=1) ** 2
     return last.positions[np.argsort(-pull)[:6]]
-
-
-def overall(current: Proposal) -> tuple[Array, Array]:
-    """Mean and covariance of the cores together."""
-    centre = current.weights @ current.means
-    own = np.einsum("k,kij,klj->il", current.weights, current.factors, current.factors)
-    apart = current.means - centre
-    return centre, own + (current.weights[:, None] * apart).T @ apart
 
 
 def _weigh(search: Search) -> State:
@@ -437,7 +428,6 @@ def _adapt(search: Search, state: State, current: Proposal) -> Proposal:
     d = search.target.dim
     modes = search.modes.relevant()
     if state.pooled.ess >= 10 * d and state.pooled.khat < 0.9:
-        search.moment_rounds += 1
         fitted = fit_mixture(state.all_positions, state.pooled.weights, search.seed + len(search.batches))
         if len(fitted.weights) > 1:
             _explore_cores(search, fitted)

@@ -54,6 +54,14 @@ def cholesky(covariance: Array) -> Array:
     return factor * np.where(np.diag(factor) < 0, -1.0, 1.0)
 
 
+def overall(current: Proposal) -> tuple[Array, Array]:
+    """Mean and covariance of the cores together."""
+    centre = current.weights @ current.means
+    own = np.einsum("k,kij,klj->il", current.weights, current.factors, current.factors)
+    apart = current.means - centre
+    return centre, own + (current.weights[:, None] * apart).T @ apart
+
+
 class Strata(NamedTuple):
     """Draws per core: (k, 3) counts of the three parts, each even, the last a multiple of 2d."""
 
