@@ -72,6 +72,32 @@ def two_modes_one_dimension():
     return mixture([[-3.0], [5.0]], weights=[0.4, 0.6])
 
 
+@study("adversarial")
+def two_modes_twenty():
+    """Nine tenths of the mass in one mode and a tenth in another, 6 sd away, in twenty dimensions."""
+    return mixture([[0.0] * 20, [3.0] * 4 + [0.0] * 16], weights=[0.9, 0.1])
+
+
+@study("adversarial")
+def two_modes_wide():
+    """A tenth of the mass in a mode 1.5 times as wide, 8 sd away, in ten dimensions."""
+    return mixture([[0.0] * 10, [2.53] * 10], weights=[0.9, 0.1], scales=[1.0, 1.5])
+
+
+@study("adversarial")
+def two_modes_skewed():
+    """A tenth of the mass in a second mode; ten parameters, each with a long tail to one side."""
+    shape = np.tile([1.0, 2.0, 3.0, 5.0, 8.0], 2)
+    shift = np.array([3, -1, 2, 4, -2, 1, -4, 3, 2, -2]) / np.sqrt(shape)
+
+    def loglikelihood_fn(theta, example):
+        hills = [jnp.sum(shape * x - jnp.exp(x)) for x in (theta, theta - shift)]
+        return example[0] * jax.nn.logsumexp(jnp.stack(hills), b=jnp.array([0.9, 0.1]))
+
+    model = fald.Model(lambda theta: normal(theta, 1e3), loglikelihood_fn, np.zeros(10), name="skewed")
+    return model, by_site(np.arange(SITES), np.array([0.1, 0.2, 0.3, 0.4]))
+
+
 @study("undetectable")
 def narrow_mode():
     """Half of the mass in a mode a tenth as wide, inside the tail of the other; five dimensions."""

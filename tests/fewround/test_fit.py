@@ -202,6 +202,30 @@ def test_without_the_small_mode_the_same_is_reached():
     assert fit(*minor_mode(0.0), seed=1).attrs["verdict"] == "reached"
 
 
+def skewed_mode(weight):
+    """A tenth of the mass in a second mode; 20 parameters, each with a long tail to the left."""
+    shape = jnp.tile(jnp.array([1.0, 2.0, 3.0, 5.0]), 5)
+    ways = np.random.default_rng(20).standard_normal(20)
+    shift = jnp.asarray(7 * ways / np.linalg.norm(ways)) / jnp.sqrt(shape)
+
+    def loglikelihood_fn(theta, share):
+        hills = jnp.stack([jnp.sum(shape * x - jnp.exp(x)) for x in (theta, theta - shift)])
+        return share * jax.nn.logsumexp(hills, b=jnp.array([1 - weight, weight]))
+
+    model = fald.Model(lambda t: -0.5 * jnp.sum(t**2) / 1e6, loglikelihood_fn, np.zeros(20))
+    return model, fald.FederatedData.from_arrays({"a": np.float32([0.3]), "b": np.float32([0.7])})
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.0])
+def test_a_small_skewed_mode_among_many_parameters_is_found(weight):
+    tree = fit(*skewed_mode(weight), seed=1)
+    assert tree.attrs["verdict"] == ("not reached" if weight else "reached")
+    if weight:
+        assert (
+            "modes found" in tree.attrs["reason"] or "explorers were still climbing" in tree.attrs["reason"]
+        )
+
+
 @pytest.fixture
 def few_states(monkeypatch):
     """A few parameters are learned from fewer states."""

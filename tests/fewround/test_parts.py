@@ -7,6 +7,7 @@ from scipy import stats
 import fald
 from fald.errors import DataError
 from fald.fewround import certify, explorers, proposal, site, weights
+from fald.fewround.climbers import Climbers
 from fald.fewround.evaluate import gradients, hessians, log_likelihoods, make_site
 from fald.fewround.mixture import fit_mixture
 from fald.fewround.proposal import Proposal
@@ -183,6 +184,51 @@ def test_an_explorer_on_the_same_hill_is_dismissed_and_another_hill_is_a_mode():
     assert len(modes.relevant()) == 2
     modes.lead(at(3.95)._replace(value=2.0))
     assert len(modes.relevant()) == 2
+
+
+def climbed(share, width, rounds):
+    """What climbers around N(0, I) in 20 dimensions find of N(c, width² I) with that share, 6 sds away."""
+    d = 20
+    centre = np.zeros(d)
+    centre[:4] = 3.0
+
+    def derivatives(x):
+        near, far = -np.sum(x**2, axis=1) / 2, -np.sum((x - centre) ** 2, axis=1) / 2 / width**2
+        near, far = near + np.log1p(-share), far + np.log(share or 1e-300) - d * np.log(width)
+        value = np.logaddexp(near, far)
+        slope = -np.exp(near - value)[:, None] * x
+        return value, slope - np.exp(far - value)[:, None] * (x - centre) / width**2
+
+    climbers = Climbers(proposal.gaussian(np.zeros(d), np.eye(d)), np.random.default_rng(3))
+    found = []
+    for _ in range(rounds):
+        along = derivatives(climbers.paths(np.zeros(d)))[0]
+        found.append(climbers.climb(*derivatives(climbers.positions), along))
+    return [np.linalg.norm(f - centre, axis=1) for f in found], len(climbers.positions)
+
+
+def test_climbers_find_another_hill_among_many_parameters():
+    found, _ = climbed(0.1, 1.0, 2)
+    assert len(found[1]) == 8
+    assert found[1].max() < 3
+    # a wider hill is seen from the shells
+    assert climbed(0.1, 1.5, 1)[0][0].min() < 0.5
+    # where there is none, nothing is found, and nobody goes on
+    found, left = climbed(0.0, 1.0, 2)
+    assert [len(f) for f in found] == [0, 0]
+    assert left == 0
+
+
+def test_climbers_leave_places_without_density():
+    climbers = Climbers(proposal.gaussian(np.zeros(2), np.eye(2)), np.random.default_rng(0))
+    count = len(climbers.positions)
+    values = np.where(np.arange(count) % 2, -np.inf, -1.0)
+    slopes = np.where(np.arange(count)[:, None] % 4 == 2, np.nan, np.ones((count, 2)))
+    assert len(climbers.climb(values, slopes, np.zeros(0))) == 0
+    assert 0 < len(climbers.positions) <= count // 4
+    nowhere = np.full(len(climbers.positions), -np.inf)
+    climbers.climb(nowhere, np.full((len(nowhere), 2), np.nan), np.full(12 * len(nowhere), -np.inf))
+    assert np.isfinite(climbers.positions).all()
 
 
 def test_a_single_draw_with_all_the_weight_certifies_nothing(recwarn):

@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
 from fald.fewround.certify import Check, quantile
-from fald.fewround.evaluate import prior_gradients
 from fald.fewround.exchange import Server
 from fald.fewround.outcome import Outcome
-from fald.fewround.target import Target, tidy
+from fald.fewround.target import Target
 
 Array = NDArray[Any]
 
@@ -41,9 +40,7 @@ class Frame(NamedTuple):
 def gradients(target: Target, positions: Array) -> Server[tuple[Array, Array]]:
     """Log posterior (M,) and its gradient (M, d); −∞ and zero where either is not finite."""
     sums = yield {"states": positions}
-    prior, prior_gradient = prior_gradients(target.model, positions)
-    value = tidy(sums["state_values"] + prior)
-    gradient = sums["state_gradients"] + prior_gradient
+    value, gradient = target.gradients(positions, sums)
     wrong = ~(np.isfinite(gradient).all(axis=1) & np.isfinite(value))
     gradient[wrong], value[wrong] = 0.0, -np.inf
     return value, gradient

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fald.fewround.climbers import DIP, valley
 from fald.fewround.proposal import cholesky
 from fald.fewround.target import Derivatives, Target
 from fald.fewround.weights import smooth
@@ -17,12 +18,10 @@ Array = NDArray[Any]
 NUM_SCOUTS = 1024
 EACH = 4  # explorers around the sites' consensus, from the prior, and from around the proposal
 _MOST = 24  # explorers under way at once
-_RINGS = 8  # shells around the proposal, in each of which the highest place is climbed from
-_ALL_AROUND = 15  # parameters up to which scouts are many enough to look all around
-_DIP = 0.1  # nats by which a path may fall and still be one hill
 _PATH = 24
 _ARRIVED = 0.05  # Newton's step in sds, at which a climber stands on a hilltop
 _SAME = 0.5  # sds between two climbers that have met the same mode
+_APART = 2.0  # sds from a mode at which another may stand
 _NEGLIGIBLE = 1e-3  # mass times squared distance in sds that a mode must have to matter
 
 
@@ -32,32 +31,6 @@ def scouts(centre: Array, covariance: Array, rng: np.random.Generator) -> Array:
     root = np.linalg.cholesky(covariance + 1e-12 * np.diag(np.diag(covariance)))
     scale = np.sqrt(5 / rng.chisquare(5, NUM_SCOUTS))
     return centre + scale[:, None] * (rng.standard_normal((NUM_SCOUTS, d)) @ root.T)
-
-
-def shells(centre: Array, factor: Array, rng: np.random.Generator) -> Array:
-    """(M, d) places 2 to 30 posterior sds away from a proposal, in all directions, the nearest first."""
-    count = NUM_SCOUTS * (4 if len(centre) <= _ALL_AROUND else 1)
-    ways = rng.standard_normal((count, len(centre)))
-    ways /= np.linalg.norm(ways, axis=1)[:, None]
-    far = np.exp(np.sort(rng.uniform(np.log(2), np.log(30), count))) + np.sqrt(len(centre)) - 1
-    return centre + (far[:, None] * ways) @ factor.T
-
-
-def outstanding(positions: Array, values: Array, top: float) -> Array:
-    """The highest place of every shell, unless it is on the plain below a hill as high as ``top``.
-
-    Far from the proposal the flank of another hill is far below its own hilltop, but far above all that is as
-    far away.
-
-    Examples
-    --------
-    >>> places = np.arange(-8.0, 8.0)[:, None]
-    >>> outstanding(places, np.where(places[:, 0] == 5, -4.0, -places[:, 0] ** 2), 0.0).ravel()
-    array([-3., -1.,  0.,  2.,  5.])
-    """
-    rings = np.array_split(np.arange(len(values)), _RINGS)
-    best = np.array([ring[np.argmax(values[ring])] for ring in rings])
-    return positions[best[values[best] > top - plain(positions.shape[1])]]
 
 
 def plain(dim: int) -> float:
@@ -114,14 +87,20 @@ class Modes:
         free = max(0, _MOST - len(self.active))
         self.active += [Explorer(np.asarray(p, float)) for p in positions[:free]]
 
+    def send_apart(self, positions: Array) -> None:
+        """Start explorers from those places that stand apart from every known mode."""
+        for position in positions:
+            if min((_apart(mode, position) for mode in self.known), default=0.0) > _APART:
+                self.send(position[None])
+
     def lead(self, best: Derivatives | None) -> None:
         """Make the highest point known the main one; the one before it may stand on another hill."""
         before, self.main = self.main, best
-        if before is None or best is None or before is best or _apart(before, best) < _SAME:
+        if before is None or best is None or before is best or _apart(before, best.position) < _SAME:
             return
         if before.concave() and before.newton()[1] < _ARRIVED:
             self._arrived(before)
-        elif _apart(before, best) > 2:
+        elif _apart(before, best.position) > _APART:
             self.send(before.position[None])
 
     @property
@@ -152,7 +131,7 @@ class Modes:
             hills = [
                 here.finite
                 and explorer.on_a_hill(here, mode.value)
-                and _one_hill(np.concatenate([[here.value], way, [mode.value]]))
+                and valley(np.concatenate([[here.value], way, [mode.value]])) <= DIP
                 for way, mode in zip(ways, modes)
             ]
             if any(hills):
@@ -189,7 +168,7 @@ class Modes:
 
     def _arrived(self, here: Derivatives) -> None:
         """A mode, if it is none of the known ones and has mass that matters."""
-        if any(_apart(mode, here) < _SAME for mode in self.known):
+        if any(_apart(mode, here.position) < _SAME for mode in self.known):
             self.dismissed += 1
             return
         self.others.append(here)
@@ -200,7 +179,7 @@ class Modes:
             return self.known[:1]
         kept = [self.main]
         for mode in self.others:
-            away = _apart(self.main, mode)
+            away = _apart(self.main, mode.position)
             if away < _SAME:
                 continue  # met before the main mode was known
             share = np.exp(min(log_mass(mode) - log_mass(self.main), 50.0))
@@ -209,20 +188,12 @@ class Modes:
         return kept
 
 
-def _apart(mode: Derivatives, other: Derivatives) -> float:
+def _apart(mode: Derivatives, position: Array) -> float:
     """Distance of another place from a mode, in the mode's own sds."""
     factor = cholesky(mode.covariance())
-    return float(np.linalg.norm(np.linalg.solve(factor, other.position - mode.position)))
+    return float(np.linalg.norm(np.linalg.solve(factor, position - mode.position)))
 
 
 def log_mass(mode: Derivatives) -> float:
     """Logarithm of the mass of a mode by Laplace's method, up to a constant."""
     return mode.value + np.linalg.slogdet(mode.covariance())[1] / 2
-
-
-def _one_hill(values: Array) -> bool:
-    """Whether no place of a path lies in a valley: clearly lower than places on both sides of it."""
-    values = np.maximum(values, -1e300)
-    before = np.maximum.accumulate(values)
-    after = np.maximum.accumulate(values[::-1])[::-1]
-    return bool(np.max(np.minimum(before, after) - values) <= _DIP)

@@ -17,6 +17,7 @@ from scipy.special import logsumexp
 
 from fald.fewround import certify, explorers, proposal
 from fald.fewround.certify import Check
+from fald.fewround.climbers import Climbers
 from fald.fewround.evaluate import prior_derivatives
 from fald.fewround.exchange import Server
 from fald.fewround.mixture import fit_mixture
@@ -81,6 +82,7 @@ class Search:
     modes: explorers.Modes
     report: Any = None
     curvature: bool = True
+    climbers: Climbers | None = None
     batches: list[Batch] = field(default_factory=list)
     best: Derivatives | None = None
     smoothed: Derivatives | None = None
@@ -251,32 +253,34 @@ def _round(search: Search, current: Proposal, count: int, number: int) -> Server
     centre, spread = proposal.overall(current)
     mode = search.best.position if search.best else centre
     ways = certify.tail_directions(centre, mode, spread, _far(search, centre))
-    around = np.zeros((0, target.dim))
-    if not search.batches:
-        around = explorers.shells(current.means[0], current.factors[0], search.generator(7))
-    parts = [tries, modes.paths(known), certify.tail_points(centre, ways), around]
+    if search.climbers is None:
+        search.climbers = Climbers(current, search.generator(7))
+    around = search.climbers.positions
+    parts = [tries, modes.paths(known), certify.tail_points(centre, ways), search.climbers.paths(mode)]
     points = np.concatenate(parts)
     cloud = min(_REGRESSED * target.dim, int(proposal.strata(current, count).counts[0, 0]))
     if search.hessians:
-        sums = yield {**request, "anchors": anchors, "points": points}
+        states = {"states": around} if len(around) else {}
+        sums = yield {**request, **states, "anchors": anchors, "points": points}
         found = target.derivatives(anchors, sums)
         search.smoothed = _smooth_derivatives(search, current, draws, sums)
     else:
-        states = np.concatenate([anchors, draws[:cloud]])
+        states = np.concatenate([around, anchors, draws[:cloud]])
         sums = yield {**request, "states": states, "points": points}
         found, search.smoothed = target.regressed(sums, states, cloud)
+        found = found[len(around) :]
     values = target.values(draws, sums["draw_values"])
     search.batches.append(Batch(number, current, count, draws, values, {}))
-    _, along, far, seen = np.split(
+    _, along, far, down = np.split(
         target.values(points, sums["point_values"]), np.cumsum([len(p) for p in parts])[:-1]
     )
     same = modes.receive(found[len(candidates) :], along, known)
     search.improve([*found[: len(candidates)], *same])
     state = _weigh(search)
     if len(around):
-        modes.send(explorers.outstanding(around, seen, float(np.max(values))))
-        modes.send(explorers.promising(around, seen, search.generator(8), explorers.EACH))
-        modes.send(_far(search, current.means[0])[:2])
+        modes.send(search.climbers.climb(*target.gradients(around, sums), down))
+    if len(modes.relevant()) > 1:  # the verdict is known
+        search.climbers.rest()
     checks = [
         *certify.draw_checks(
             state.newest, state.precision, state.pooled, len(draws), search.tolerance, _labels(search, state)
@@ -285,8 +289,8 @@ def _round(search: Search, current: Proposal, count: int, number: int) -> Server
         certify.tails(far, ways, float(np.max(values)), np.sqrt(np.diag(spread)), search.names),
         *_mode_checks(search),
     ]
-    known = {"mean": state.moments.mean, "sd": state.moments.sd}
-    search.note(draws=len(draws), khat=state.newest.khat, ess=state.newest.ess, **known)
+    found = {"mean": state.moments.mean, "sd": state.moments.sd}
+    search.note(draws=len(draws), khat=state.newest.khat, ess=state.newest.ess, **found)
     return state, checks
 
 
@@ -430,7 +434,7 @@ def _adapt(search: Search, state: State, current: Proposal) -> Proposal:
     if state.pooled.ess >= 10 * d and state.pooled.khat < 0.9:
         fitted = fit_mixture(state.all_positions, state.pooled.weights, search.seed + len(search.batches))
         if len(fitted.weights) > 1:
-            _explore_cores(search, fitted)
+            search.modes.send_apart(fitted.means)
         return fitted
     best = search.best
     if best is None:
@@ -445,17 +449,6 @@ def _adapt(search: Search, state: State, current: Proposal) -> Proposal:
         step, decrement = best.newton()
         return proposal.gaussian(best.position + step / max(1.0, decrement), best.covariance())
     return _tempered(search, state, current, best)
-
-
-def _explore_cores(search: Search, fitted: Proposal) -> None:
-    """Send explorers from cores that stand apart from every known mode."""
-    for mean in fitted.means:
-        apart = [
-            np.linalg.norm(np.linalg.solve(np.linalg.cholesky(m.covariance()), mean - m.position))
-            for m in search.modes.known
-        ]
-        if apart and min(apart) > 2:
-            search.modes.send(mean[None])
 
 
 def _smooth_derivatives(search: Search, current: Proposal, draws: Array, sums: Answer) -> Derivatives:

@@ -46,7 +46,7 @@ Answer = dict[str, Array]
 REVEALS = {
     "point": "its log likelihood at chosen parameters",
     "draw": "its log likelihood at drawn parameters",
-    "state": "its log likelihood and gradient at the chains",
+    "state": "its log likelihood and gradient at many parameters",
     "anchor": "its log likelihood, gradient and curvature at chosen parameters",
     "smooth": "its mean gradient and curvature over drawn parameters",
     "local": "its own best parameters and the curvature there",

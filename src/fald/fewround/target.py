@@ -59,6 +59,12 @@ class Target:
         """Log posterior (M,); what is not a number counts as no density."""
         return tidy(sums + prior_gradients(self.model, positions)[0])
 
+    def gradients(self, positions: Array, sums: Answer) -> tuple[Array, Array]:
+        """Log posterior (M,) and its gradient (M, d) at the first states of a request."""
+        value, gradient = prior_gradients(self.model, positions)
+        count = len(positions)
+        return tidy(sums["state_values"][:count] + value), sums["state_gradients"][:count] + gradient
+
     def derivatives(self, positions: Array, sums: Answer) -> list[Derivatives]:
         """Log posterior with derivatives at the anchors of a request."""
         own = [sums[f"anchor_{name}"] for name in ("values", "gradients", "hessians")]
@@ -77,8 +83,7 @@ class Target:
         tuple
             Derivatives at the states before the cloud, and the smoothed ones at the centre of the cloud.
         """
-        prior, prior_gradient = prior_gradients(self.model, positions)
-        values, grads = tidy(sums["state_values"] + prior), sums["state_gradients"] + prior_gradient
+        values, grads = self.gradients(positions, sums)
         draws, slopes = positions[-cloud:], grads[-cloud:]
         usable = np.isfinite(slopes).all(axis=1)
         draws, slopes = draws[usable], slopes[usable]

@@ -1,0 +1,137 @@
+"""Climbers: many places far around a proposal, from which gradients lead to hills that it does not know.
+
+An explorer needs Hessians; climbers need gradients alone, so that there can be many. Far out even a small
+hill has a side wide enough to be met in any number of dimensions, and in the proposal's units one step along
+the gradient leads from anywhere on a hill as wide as the proposal to its top. A climber is on another hill
+when the way from it to the proposal's mode leads through a valley.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fald.fewround.proposal import Proposal
+
+Array = NDArray[Any]
+
+DIP = 0.1  # nats by which a path may fall and still be one hill
+_FIRST, _LATER = 1024, 256  # climbers at first, and at most from then on
+_NEAREST, _FURTHEST = 2.0, 20.0  # sds from the proposal's bulk at which they begin
+_RINGS = 8  # shells of climbers
+_HOME = 2.0  # sds from the proposal's centre within which a hilltop is its own
+_PATH = 12
+_SENT = 8  # explorers sent at a time
+
+
+def valley(values: Array) -> Array:
+    """How deep the deepest valley of each path is: how far below places on both sides of it.
+
+    Examples
+    --------
+    >>> valley(np.array([[0.0, 1.0, 3.0], [2.0, 0.5, 3.0]]))
+    array([0. , 1.5])
+    """
+    values = np.maximum(values, -1e300)
+    before = np.maximum.accumulate(values, axis=-1)
+    after = np.maximum.accumulate(values[..., ::-1], axis=-1)[..., ::-1]
+    return np.max(np.minimum(before, after) - values, axis=-1)
+
+
+class Climbers:
+    """Climbers around the first core of a proposal, in its units."""
+
+    def __init__(self, around: Proposal, rng: np.random.Generator):
+        self._centre, self._factor = around.means[0], around.factors[0]
+        ways = rng.standard_normal((_FIRST, around.dim))
+        ways /= np.linalg.norm(ways, axis=1)[:, None]
+        far = np.sort(np.exp(rng.uniform(np.log(_NEAREST), np.log(_FURTHEST), _FIRST)))
+        self._next = self._places = (far + np.sqrt(around.dim) - 1)[:, None] * ways
+        self._slopes = np.zeros_like(ways)
+        self._heights, self._reach = np.full(_FIRST, -np.inf), np.ones(_FIRST)
+
+    @property
+    def _setting_out(self) -> bool:
+        return len(self._next) == _FIRST
+
+    @property
+    def positions(self) -> Array:
+        """(M, d) where they want to know the log posterior and its gradient next."""
+        return self._centre + self._next @ self._factor.T
+
+    def paths(self, mode: Array) -> Array:
+        """(P, d) points on the ways from there to the proposal's mode, none before the first step."""
+        starts = self.positions[: 0 if self._setting_out else None]
+        parts = np.linspace(0, 1, _PATH + 1)[1:, None]
+        return (starts[:, None] + parts * (mode - starts[:, None])).reshape(-1, len(mode))
+
+    def climb(self, values: Array, gradients: Array, along: Array) -> Array:
+        """Take a step.
+
+        Parameters
+        ----------
+        values, gradients
+            Log posterior (M,) and its gradient (M, d) at ``positions``.
+        along
+            Log posterior (P,) on the paths.
+
+        Returns
+        -------
+        Array
+            (T, d) where there may be another hill.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            slopes = gradients @ self._factor
+            seen = np.isfinite(np.sum(slopes**2, axis=1)) & np.isfinite(values)
+        if self._setting_out:
+            deep = np.zeros(len(values))
+            found = _wide_hills(self._next[seen], slopes[seen])
+        else:
+            deep = valley(np.concatenate([values[:, None], along.reshape(-1, _PATH)], axis=1))
+            deepest = np.argsort(-np.where(seen, deep, 0.0))[:_SENT]
+            found = self._next[deepest[(seen & (deep > DIP))[deepest]]]
+        up = seen & (values >= self._heights)
+        self._places = np.where(up[:, None], self._next, self._places)
+        self._slopes = np.where(up[:, None], slopes, self._slopes)
+        self._heights = np.where(up, values, self._heights)
+        self._reach = np.where(up, np.minimum(2 * self._reach, 1.0), self._reach / 3)
+        pointed = np.linalg.norm(self._places + self._slopes, axis=1)
+        self._go_on(np.flatnonzero(np.isfinite(self._heights) & (pointed > _HOME) & (deep <= DIP)))
+        return self._centre + found @ self._factor.T
+
+    def rest(self) -> None:
+        """Look no further."""
+        self._go_on(np.zeros(0, int))
+
+    def _go_on(self, left: Array) -> None:
+        """Let those that are left, or as many as may be, step up, none further than it is away."""
+        left = left[:: len(left) // _LATER + 1]
+        self._places, self._slopes = self._places[left], self._slopes[left]
+        self._heights, self._reach = self._heights[left], self._reach[left]
+        steep = np.linalg.norm(self._slopes, axis=1)
+        part = np.minimum(self._reach, np.linalg.norm(self._places, axis=1) / np.maximum(steep, 1e-300))
+        self._next = self._places + part[:, None] * self._slopes
+
+
+def _wide_hills(places: Array, slopes: Array) -> Array:
+    """(T, d) tops of hills wider than the proposal, which are all there is far out.
+
+    Single steps fall short of such a top; a linear fit to the slopes of a whole shell leads to it, and the
+    fits of two shells agree.
+    """
+    count, dim = places.shape
+    tops, ends = np.zeros((0, dim)), np.zeros(0)
+    rings = min(_RINGS, count // (3 * (dim + 1)))
+    for ring in np.array_split(np.arange(count), rings) if rings else []:
+        middle, slope = places[ring].mean(axis=0), slopes[ring].mean(axis=0)
+        bend = np.linalg.lstsq(places[ring] - middle, slopes[ring] - slope, rcond=None)[0]
+        bend = (bend + bend.T) / 2
+        if np.linalg.eigvalsh(bend)[-1] < 0:
+            tops = np.append(tops, [middle - np.linalg.solve(bend, slope)], axis=0)
+            ends = np.append(ends, np.linalg.norm(places[ring[-1]]))
+    away = np.linalg.norm(tops, axis=1)
+    tops = tops[(away > _HOME) & (away < ends)]
+    near = np.linalg.norm(tops[:, None] - tops, axis=2) < 1
+    return tops[(near.sum(axis=1) > 1) & ~np.tril(near, -1).any(axis=1)]
