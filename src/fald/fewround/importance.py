@@ -432,7 +432,7 @@ def _adapt(search: Search, state: State, current: Proposal) -> Proposal:
     d = search.target.dim
     modes = search.modes.relevant()
     if state.pooled.ess >= 10 * d and state.pooled.khat < 0.9:
-        fitted = fit_mixture(state.all_positions, state.pooled.weights, search.seed + len(search.batches))
+        fitted = fit_mixture(state.all_positions, _for_moments(state), search.seed + len(search.batches))
         if len(fitted.weights) > 1:
             search.modes.send_apart(fitted.means)
         return fitted
@@ -449,6 +449,15 @@ def _adapt(search: Search, state: State, current: Proposal) -> Proposal:
         step, decrement = best.newton()
         return proposal.gaussian(best.position + step / max(1.0, decrement), best.covariance())
     return _tempered(search, state, current, best)
+
+
+def _for_moments(state: State) -> Array:
+    """The draws' weights to fit a mixture to, larger in the tails of an sd that rests on few of them."""
+    khats = state.precision.khat[: state.all_positions.shape[1]]
+    heavy = int(np.argmax(khats))
+    z = (state.all_positions[:, heavy] - state.all_moments.mean[heavy]) / state.all_moments.sd[heavy]
+    weights = state.pooled.weights * (1 + (z**2 if khats[heavy] >= certify.KHAT_LIMIT else 0))
+    return weights / weights.sum()
 
 
 def _smooth_derivatives(search: Search, current: Proposal, draws: Array, sums: Answer) -> Derivatives:
