@@ -1,4 +1,4 @@
-"""Clients on threads: the same numbers as in one compiled program, whatever the number of threads."""
+"""Clients or groups of chains on threads: the numbers of one program, however many threads there are."""
 
 from __future__ import annotations
 
@@ -26,6 +26,12 @@ def on_threads(monkeypatch):
     """Every run visits its clients on threads, one by one."""
     monkeypatch.setattr(inprocess, "_WORK_ON_THREADS", 0)
     monkeypatch.setattr(inprocess, "_WORK_AT_ONCE", 1)
+
+
+@pytest.fixture
+def in_groups(monkeypatch):
+    """Every two chains run on a thread of their own."""
+    monkeypatch.setattr(inprocess, "_CHAINS_OF_GROUP", 2)
 
 
 def run(name, num_threads=2, num_chains=2, **settings):
@@ -61,17 +67,51 @@ def test_one_chain_is_that_of_a_run_with_many(on_threads):
 
 def test_uploads_of_other_clients_would_be_noticed(on_threads):
     class Mixed(fald.InProcess):
-        def _visit(self, *arguments):
-            parts = super()._visit(*arguments)
+        def _on_threads(self, tasks):
+            parts = super()._on_threads(tasks)
             return [parts[1], parts[0], *parts[2:]]
 
     assert not same(run("full"), run("full", engine=Mixed(num_threads=2)))
 
 
-def test_resumed_equals_uninterrupted(on_threads, tmp_path):
-    run("memory", num_rounds=3, checkpoint=fald.Checkpoint(tmp_path, rounds=1))
-    resumed = run("memory", num_rounds=9, checkpoint=fald.Checkpoint(tmp_path, rounds=1))
-    assert same(run("memory", num_rounds=9), resumed)
+@pytest.mark.parametrize("name", METHODS)
+def test_chains_in_groups_are_those_of_one_program(name, monkeypatch):
+    together = run(name, num_chains=6)
+    monkeypatch.setattr(inprocess, "_CHAINS_OF_GROUP", 2)
+    found = [run(name, num_threads, num_chains=6) for num_threads in (1, 3)]
+    assert same(*found)
+    np.testing.assert_allclose(draws(found[0]), draws(together), rtol=0, atol=2e-5)
+    for part in ("participant", "weight"):
+        assert together["sample_stats"][part].equals(found[0]["sample_stats"][part])
+    assert together["cost"].to_dataset().equals(found[0]["cost"].to_dataset())
+
+
+def test_chains_of_another_group_would_be_noticed(in_groups):
+    class Mixed(fald.InProcess):
+        def _on_threads(self, tasks):
+            return super()._on_threads(tasks)[::-1]
+
+    right, wrong = run("full", num_chains=4), run("full", num_chains=4, engine=Mixed(num_threads=2))
+    assert not np.allclose(draws(right), draws(wrong), rtol=0, atol=2e-5)
+
+
+def test_groups_are_equal_and_only_where_steps_are_short():
+    def groups(num_chains, dim=2):
+        data = fald.FederatedData.from_arrays({name: np.zeros((1, dim)) for name in "ab"})
+        model, method = fald.models.gaussian_location(np.eye(dim)), samplers.fald(local_steps=1, step_size=1)
+        problem = inprocess.Problem(np.zeros(2), model, data, method, fald.full(), num_chains, 0, 1)
+        return inprocess._layout(problem, None)[1].groups
+
+    assert [groups(n) for n in (1, 128, 255, 256, 300, 301, 384)] == [1, 1, 1, 2, 2, 1, 3]
+    assert groups(256, dim=200) == 1
+
+
+@pytest.mark.parametrize("way", ["on_threads", "in_groups"])
+def test_resumed_equals_uninterrupted(way, request, tmp_path):
+    request.getfixturevalue(way)
+    run("memory", num_rounds=3, num_chains=4, checkpoint=fald.Checkpoint(tmp_path, rounds=1))
+    resumed = run("memory", num_rounds=9, num_chains=4, checkpoint=fald.Checkpoint(tmp_path, rounds=1))
+    assert same(run("memory", num_rounds=9, num_chains=4), resumed)
 
 
 def test_large_clients_go_to_threads_and_small_ones_do_not():

@@ -40,12 +40,14 @@ def injected(
 
     ``uses_shared`` and ``uses_own`` are static: a part whose factor is zero is not drawn.
     """
+    scale = jnp.sqrt(2 * step_size * temperature)
     total = jnp.zeros((dim,), jnp.zeros(()).dtype)
+    # scales are multiplied first: often they are the same in all steps, and then computed once
     if uses_shared:
-        total += correlation * normals(shared_key, step, dim)
+        total += (scale * correlation) * normals(shared_key, step, dim)
     if uses_own:
-        total += jnp.sqrt((1 - correlation**2) * variance) * normals(own_key, step, dim)
-    return jnp.sqrt(2 * step_size * temperature) * total
+        total += (scale * jnp.sqrt((1 - correlation**2) * variance)) * normals(own_key, step, dim)
+    return total
 
 
 def langevin_steps(
@@ -65,5 +67,6 @@ def langevin_steps(
         theta = move(k, *carry)
         return theta, drift_fn(theta, k + 1).astype(start.dtype)
 
+    # under a condition, because a compiler that sees the last move would make it again for every use of it
     before_last = jax.lax.fori_loop(0, count - 1, turn, (start, drift_fn(start, 0).astype(start.dtype)))
-    return jnp.where(count > 0, move(count - 1, *before_last), start)
+    return jax.lax.cond(count > 0, lambda: move(count - 1, *before_last), lambda: start)

@@ -4,7 +4,8 @@ Clients that are not drawn are not touched. Rows are passed in as they are store
 grow with the number of clients. There are two ways to lay out the work, chosen by its amount:
 
 - Small clients: one compiled function runs any number of rounds. As many clients as make a good array
-  are visited side by side, each with all chains.
+  are visited side by side, each with all chains. Where there are many chains, groups of them run on
+  threads of their own, which need not wait for each other.
 - Large clients: each is visited on one thread by a function that uses no other, because one client's
   batch fits the cache of a core and all clients' batches do not.
 """
@@ -15,6 +16,7 @@ import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -34,11 +36,12 @@ from fald.samplers.base import Method, check_count
 from fald.types import float_dtype
 
 _MAX_SIZE_CLASSES = 8
-_DRAW_BYTES = 64 * 2**20
+_DRAW_BYTES = 16 * 2**20
 _MOST_DRAWS = 4096
 _GATHER_BYTES = 16 * 2**20
 _WORK_AT_ONCE = 2**17
 _WORK_ON_THREADS = 2**22
+_CHAINS_OF_GROUP = 128
 _PARTS = 8
 _IN_PLACE_BYTES = 64 * 2**20
 _BOUNDARY = 64
@@ -83,8 +86,8 @@ class InProcess:
         Row capacities of the size classes, ascending, the last at least the largest client; chosen
         from the sizes when None. Results do not depend on it beyond rounding.
     num_threads
-        Threads that visit large clients; by default one for each core that this process may use.
-        Results do not depend on it.
+        Threads that visit large clients or run groups of chains; by default one for each core that this
+        process may use. Results do not depend on it.
     """
 
     def __init__(self, *, capacities: tuple[int, ...] | None = None, num_threads: int | None = None):
@@ -140,25 +143,22 @@ class InProcess:
         )
 
     def _advance_together(self, problem: Problem, state: RunState, num_rounds: int, num_kept: int):
-        """All rounds in one compiled call, which keeps its draws in buffers that the next call takes over."""
-        tables, _, compiled, hyper, roots = self._prepare(problem)
-        if self._buffers is None:
-            self._buffers = compiled.buffers()
+        """All rounds of a group of chains in one compiled call; the next call takes over its draw buffers."""
+        tables, layout, compiled, hyper, roots = self._prepare(problem)
+        buffers, self._buffers = self._buffers or [compiled.buffers() for _ in range(layout.groups)], None
         numbers = (state.round, num_rounds, problem.num_warmup, problem.thinning)
-        buffers, self._buffers = self._buffers, None
-        server, memory, buffers, energy = compiled.run(
-            tables,
-            hyper,
-            roots,
-            state.server,
-            state.memory,
-            buffers,
-            *[np.int32(n) for n in numbers],
-        )
+
+        def run(group: int) -> Any:
+            first_chain = group * problem.num_chains // layout.groups
+            integers = [np.int32(n) for n in (*numbers, first_chain)]
+            return compiled.run(tables, hyper, roots, state.server, state.memory, buffers[group], *integers)
+
+        done = self._on_threads([functools.partial(run, group) for group in range(layout.groups)])
+        servers, memories, self._buffers, energies = zip(*done)
+        server, memory = compiled.join(servers, memories) if layout.groups > 1 else (servers[0], memories[0])
         # copies, because the next call writes into the same buffers
-        kept = [np.array(np.asarray(b)[:num_kept]) for b in buffers]
-        self._buffers = buffers
-        return server, memory, kept, energy
+        kept = [np.concatenate([np.asarray(b)[:num_kept] for b in each], 1) for each in zip(*self._buffers)]
+        return server, memory, kept, np.mean(energies)
 
     def _advance_apart(self, problem: Problem, state: RunState, num_rounds: int, num_kept: int):
         """Each client's work on one thread; ``num_kept`` follows from the rounds."""
@@ -168,7 +168,8 @@ class InProcess:
         values: Any = ()
         begun = compiled.begin(tables, roots, server, np.int32(state.round))
         for r in range(state.round, state.round + num_rounds):
-            parts = self._visit(compiled.tasks(), tables, hyper, begun, memory[0])
+            work = (tables, hyper, begun, memory[0])
+            parts = self._on_threads([functools.partial(task, *work) for task in compiled.tasks()])
             # the next round begins in the same call, because threads wait for it
             server, memory, values, begun = compiled.turn(tables, hyper, roots, begun, server, memory, parts)
             done = r + 1 - problem.num_warmup
@@ -179,16 +180,18 @@ class InProcess:
             kept = [np.zeros((0, *value.shape), value.dtype) for value in values]
         return server, memory, kept, np.mean(np.asarray(values[1]))
 
-    def _visit(self, tasks: list[Callable], tables: Tables, hyper, begun: Begun, memory) -> list[Any]:
-        """Do the clients' work of one round; the results in the order of the tasks."""
+    def _on_threads(self, tasks: list[Callable[[], Any]]) -> list[Any]:
+        """Do tasks that need not wait for each other; the results in the order of the tasks."""
+        if len(tasks) == 1:
+            return [jax.block_until_ready(tasks[0]())]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.num_threads, thread_name_prefix="fald-client")
 
         double = float_dtype() == jnp.float64  # which may hold in the calling thread alone
 
-        def run(task: Callable) -> Any:
+        def run(task: Callable[[], Any]) -> Any:
             with jax.enable_x64(double):
-                return jax.block_until_ready(task(tables, hyper, begun, memory))
+                return jax.block_until_ready(task())
 
         waiting = [self._pool.submit(run, task) for task in tasks]
         try:
@@ -310,7 +313,8 @@ def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Table
         order=jnp.asarray(np.argsort(np.concatenate(members)), jnp.int32),
     )
     apart = _worth_threads(problem, classes, rows_at_once)
-    return tables, Layout(tuple(classes), chains_together, full_batches, apart)
+    groups = 1 if apart else _groups(problem, rows_at_once)
+    return tables, Layout(tuple(classes), chains_together, full_batches, apart, groups)
 
 
 def _numbers_at_once(problem: Problem, rows: int) -> int:
@@ -335,8 +339,22 @@ def _worth_threads(problem: Problem, classes: list[SizeClass], rows: int) -> boo
     return alone and slots > 1 and work >= _WORK_ON_THREADS
 
 
+def _groups(problem: Problem, rows: int) -> int:
+    """Into how many equal groups chains are divided, each large enough for good arrays.
+
+    Threads that share the work of every step wait for each other in every step, which costs much where a
+    step is short. As above, the machine has no say.
+    """
+    slots = num_slots(problem.participation, problem.data.num_clients)
+    if slots * _numbers_at_once(problem, rows) > _WORK_AT_ONCE:
+        return 1
+    most = min(_PARTS, problem.num_chains // _CHAINS_OF_GROUP)
+    return max((g for g in range(1, most + 1) if problem.num_chains % g == 0), default=1)
+
+
 class _Compiled(NamedTuple):
     run: Any
+    join: Any
     one_round: Any
     begin: Any
     turn: Any
@@ -357,6 +375,7 @@ def _compile(
 ) -> _Compiled:
     """Build the compiled functions of one configuration; numbers that sweeps change are arguments."""
     rounds = Rounds(model, method, participation, num_chains, num_clients, layout)
+    group = replace(rounds, num_chains=num_chains // layout.groups)
     slots = rounds.num_slots
 
     def buffers():
@@ -364,14 +383,23 @@ def _compile(
         shapes = [((model.dim,), real), ((), real), ((slots,), real)]
         if not rounds.everyone:
             shapes += [((slots,), jnp.int32), ((slots,), real)]
-        return tuple(jnp.zeros((capacity, num_chains, *shape), kind) for shape, kind in shapes)
+        return tuple(jnp.zeros((capacity, group.num_chains, *shape), kind) for shape, kind in shapes)
 
-    def run(tables, hyper, roots, server, memory, buffers, first_round, num_rounds, num_warmup, thinning):
+    def run(
+        tables, hyper, roots, server, memory, buffers, first_round, num_rounds, num_warmup, thinning, first
+    ):
+        def own(axis, tree):
+            return jax.tree.map(
+                lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, group.num_chains, axis), tree
+            )
+
         def body(i, carry):
             server, memory, buffers, kept, _ = carry
             round_index = first_round + i
-            server, memory, uploads, drawn = rounds.whole(tables, hyper, roots, server, memory, round_index)
-            values = jax.lax.optimization_barrier(rounds.record(server, uploads, drawn))
+            server, memory, uploads, drawn = group.whole(
+                tables, hyper, roots, server, memory, round_index, first
+            )
+            values = jax.lax.optimization_barrier(group.record(server, uploads, drawn))
             # always written to the next free place, which moves on only when the draw is kept
             buffers = tuple(
                 jax.lax.dynamic_update_index_in_dim(b, v.astype(b.dtype), kept, 0)
@@ -381,9 +409,15 @@ def _compile(
             keep = (done > 0) & (done % thinning == 0)
             return server, memory, buffers, kept + keep.astype(jnp.int32), jnp.mean(values[1])
 
-        start = (server, memory, buffers, jnp.zeros((), jnp.int32), jnp.zeros((), dtype))
+        start = (own(0, server), own(1, memory), buffers, jnp.zeros((), jnp.int32), jnp.zeros((), dtype))
         server, memory, buffers, _, energy = jax.lax.fori_loop(0, num_rounds, body, start)
         return server, memory, buffers, energy
+
+    def join(servers, memories):
+        def joined(axis, trees):
+            return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *trees)
+
+        return joined(0, servers), joined(1, memories)
 
     def turn(tables, hyper, roots, begun, server, memory, parts):
         server, memory, uploads = rounds.finish(tables, hyper, begun, server, memory, parts)
@@ -391,7 +425,8 @@ def _compile(
         return server, memory, values, rounds.begin(tables, roots, server, begun.round + 1)
 
     return _Compiled(
-        jax.jit(run, donate_argnums=5, compiler_options=options()),
+        jax.jit(run, donate_argnums=5, compiler_options=options(layout.groups > 1)),
+        jax.jit(join),
         jax.jit(rounds.whole, compiler_options=options()),
         jax.jit(rounds.begin, compiler_options=options()),
         jax.jit(turn, donate_argnums=5, compiler_options=options()),

@@ -41,13 +41,15 @@ class Layout(NamedTuple):
     """Static shape of the work.
 
     ``chains_together`` lays chains side by side under random participation; ``full_batches`` says that
-    no client has fewer rows than a batch; ``apart`` that clients are visited on threads.
+    no client has fewer rows than a batch; ``apart`` that clients are visited on threads; ``groups`` into
+    how many groups chains are divided, each of which runs all rounds on one thread.
     """
 
     classes: tuple[SizeClass, ...]
     chains_together: bool
     full_batches: bool
     apart: bool
+    groups: int
 
 
 class Tables(NamedTuple):
@@ -99,9 +101,9 @@ class Rounds:
         """Whether all clients take part in every round."""
         return self.participation.scheme == "full"
 
-    def begin(self, tables: Tables, roots, server: PyTree, round_index) -> Begun:
+    def begin(self, tables: Tables, roots, server: PyTree, round_index, first_chain=0) -> Begun:
         """Who takes part, and what is sent to them."""
-        chains = jnp.arange(self.num_chains)
+        chains = first_chain + jnp.arange(self.num_chains)
         keys = jax.tree.map(lambda root: jax.vmap(chain_key, (None, 0))(root, chains), roots)
         drawn = jax.vmap(
             lambda k: draw(
@@ -185,9 +187,9 @@ class Rounds:
         server = jax.vmap(update, in_axes=(0, 1, 0, 0))(server, uploads, drawn.weight, begun.keys[0])
         return server, (own, counters), uploads
 
-    def whole(self, tables: Tables, hyper, roots, server, memory, round_index):
+    def whole(self, tables: Tables, hyper, roots, server, memory, round_index, first_chain=0):
         """All three parts: server, memory, uploads and participants."""
-        begun = self.begin(tables, roots, server, round_index)
+        begun = self.begin(tables, roots, server, round_index, first_chain)
         if self.everyone:
             parts = [
                 self.visit_class(number, tables, hyper, begun, memory[0], members)
