@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-quick test-others lint bench docs clean
+.PHONY: install demo test test-quick test-others lint bench docs clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fald needs Python 3.11 or newer; set PYTHON" >&2; exit 2; }
@@ -21,7 +21,22 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
-$(VENV)/quick.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+# in one installation, which is quicker than what the demo needs and then the rest
+$(VENV)/install.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing fald and what the tests need into $(VENV)"
+	@$(PIP) --editable '.[dev]'
+	@touch $(VENV)/run.stamp $(VENV)/dev.stamp $@
+
+install: $(VENV)/install.stamp  ## install fald with everything that tests, lint and documentation need
+
+# packages without the checkout itself, so that this can run beside an installation of it elsewhere
+$(VENV)/needs.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing what fald and pytest need into $(VENV)"
+	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"]["test"], sep="\n")' > $(VENV)/needs.txt
+	@$(PIP) --requirement $(VENV)/needs.txt
+	@touch $@
+
+$(VENV)/quick.stamp: $(VENV)/needs.stamp
 	@echo "installing fald and pytest into $(VENV) (a minute or two, once)"
 	@$(PIP) --editable '.[test]'
 	@touch $@

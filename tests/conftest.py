@@ -9,17 +9,39 @@ _CACHE = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
+# files that take longest begin first, so that no process is left with one of them when the others have ended
+_LONGEST = (
+    "test_exact_law",
+    "test_conformance",
+    "test_identities",
+    "test_fit",
+    "test_run",
+    "test_identities_of_methods",
+    "test_cli",
+    "test_planner_runs",
+    "test_reproduce_simulations",
+    "test_docs",
+    "test_divergence",
+    "test_demo",
+)
+
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     """One process runs the tests of a file: it compiles their programs and makes their fixtures once.
 
-    Federations come first, because theirs is the longest group.
+    Federations come first, because theirs is the longest group and often waits.
     """
+    order = {name: place for place, name in enumerate(_LONGEST)}
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    items.sort(key=lambda item: item.get_closest_marker("federation") is None)
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("federation") is None,
+            order.get(item.path.stem, len(order)),
+        )
+    )
 
 
 @pytest.fixture(autouse=True)

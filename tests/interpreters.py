@@ -1,6 +1,7 @@
 """Run the quick tests on the newest other Python >= 3.11 that is present on this machine.
 
-Most breaks between two versions come with the later one; `--all` runs those in between too.
+Most breaks between two versions come with the later one; `--all` runs those in between too. `--install` only
+installs what the tests need, which can be done while this checkout is installed elsewhere.
 """
 
 import os
@@ -43,12 +44,15 @@ def main() -> int:
         print("no other Python >= 3.11 is present")
     chosen = sorted(found.items()) if "--all" in sys.argv[1:] else sorted(found.items())[-1:]
     for (major, minor), program in chosen:
-        print(f"testing on Python {major}.{minor}", flush=True)
+        install = "--install" in sys.argv[1:]
+        print(f"{'installing for' if install else 'testing on'} Python {major}.{minor}", flush=True)
         files = " ".join(f"tests/test_{name}.py" for name in QUICK)
-        settings = [f"PYTHON={program}", f"VENV=.venv-{major}.{minor}", f"PYTEST={files}"]
+        venv = f".venv-{major}.{minor}"
+        target = f"{venv}/needs.stamp" if install else "test-quick"
+        settings = [f"PYTHON={program}", f"VENV={venv}", f"PYTEST={files}"]
         # whatever make this runs under: its jobs are not ours to use
         free = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS")}
-        code = subprocess.run(["make", "test-quick", *settings], env=free).returncode
+        code = subprocess.run(["make", target, *settings], env=free).returncode
         if code:
             return code
     return 0

@@ -24,7 +24,7 @@ NUM_CHAINS = 20_000
 NUM_KEPT = 3
 LIMIT = 4.0
 MODEL = linear_model()
-FEDERATION = federation()
+FEDERATION = federation((2, 2, 8, 8))  # each size is compiled for itself
 SCHEMES = {
     "full": fald.full(),
     "I": fald.with_replacement(2),
@@ -177,7 +177,7 @@ def test_sampler_without_the_share_in_its_energy_is_rejected(scheme, monkeypatch
 
 @pytest.mark.parametrize("scheme", ["full", "I"])
 def test_prior_enters_every_client_energy_in_full(scheme):
-    sizes, scale = (1, 2, 4, 8, 5), 1.2
+    sizes, scale = (1, 1, 4, 8, 8), 1.2
     problem = federation(sizes, prior_scale=scale)
     settings = {"participation": SCHEMES[scheme], "correlation": 0.6}
     sample = sampled(4, 4, model=linear_model(scale), problem=problem, **settings)

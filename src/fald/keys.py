@@ -7,12 +7,15 @@ engine that knows the address draws the same number.
 
 The generator is written out here because JAX's own is a loop of small kernels on CPU; unrolled, it
 fuses with whatever uses its words and is several times faster for the short vectors of this package.
+It is traced once for each shape, because a program draws in many places; what was traced is called
+there, and the compiler puts it in place.
 Reference: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
 from __future__ import annotations
 
 import enum
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -45,10 +48,15 @@ def key_words(key: jax.Array) -> jax.Array:
 
 def threefry(key: jax.Array, first, second) -> tuple[jax.Array, jax.Array]:
     """Two random words from a (2,) key and a counter of two words, 20 rounds."""
+    first, second = (jnp.asarray(word).astype(jnp.uint32) for word in (first, second))
+    return _mixed(key, *jnp.broadcast_arrays(first, second))
+
+
+@jax.jit
+def _mixed(key: jax.Array, x0: jax.Array, x1: jax.Array) -> tuple[jax.Array, jax.Array]:
     k0, k1 = key[0], key[1]
     schedule = (k0, k1, k0 ^ k1 ^ jnp.uint32(0x1BD11BDA))
-    x0 = jnp.asarray(first).astype(jnp.uint32) + k0
-    x1 = jnp.asarray(second).astype(jnp.uint32) + k1
+    x0, x1 = x0 + k0, x1 + k1
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
             x0 = x0 + x1
@@ -84,6 +92,7 @@ def words(key: jax.Array, step, pairs: int) -> tuple[jax.Array, jax.Array]:
     return threefry(key_words(key), step, jnp.arange(pairs, dtype=jnp.uint32))
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def integers(key: jax.Array, step, count: int, span) -> jax.Array:
     """(count,) integers, entry i uniform on {0, …, span_i − 1}, as int32.
 
@@ -99,6 +108,7 @@ def integers(key: jax.Array, step, count: int, span) -> jax.Array:
     return ((word >> 16) * (span >> 16) + (cross_a >> 16) + (cross_b >> 16)).astype(jnp.int32)
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def uniforms(key: jax.Array, step, count: int) -> jax.Array:
     """(count,) numbers uniform on the multiples of 2⁻²⁴ in [0, 1), exact in float32."""
     first, second = words(key, step, (count + 1) // 2)
@@ -106,6 +116,7 @@ def uniforms(key: jax.Array, step, count: int) -> jax.Array:
     return (word >> 8).astype(jnp.zeros(()).dtype) * 2.0**-24
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def normals(key: jax.Array, step, count: int) -> jax.Array:
     """(count,) standard normals in the run's floating type, by inversion.
 

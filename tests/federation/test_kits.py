@@ -5,6 +5,7 @@ import os
 import stat
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,10 +14,12 @@ pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed: pip instal
 from typer.testing import CliRunner
 
 from fald.cli import app
+from fald.datasets import study_path
 from fald.errors import ConfigError, FaldError, FederationError, StorageError
-from fald.federation import commands, folder
+from fald.federation import commands, folder, follow
 from fald.federation.nvflare import certificates, jobs, kits
 from fald.federation.nvflare.adapter import CellLink
+from fald.study import load_study
 
 IDENTITY = "ab" * 32
 
@@ -334,3 +337,27 @@ def test_a_missing_engine_is_named(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="not installed") as raised:
         commands.init(tmp_path / "trial", "a,b", "127.0.0.1", 8102)
     assert "fald[nvflare]" in raised.value.hint
+
+
+def test_a_run_ends_when_its_job_has_lost_its_process(tmp_path, monkeypatch):
+    """As after a kill -9 of the server, which goes on counting the job as running."""
+    monkeypatch.setattr(follow, "_ASK", 0.0)
+    study = load_study(study_path("indo"))
+
+    def ending(states, moves):
+        left = iter(states)
+
+        def job_state(place, handle):
+            if moves:
+                line = json.dumps({"round": 1, "time": time.time()})
+                (tmp_path / "rounds.jsonl").write_text(line + "\n")
+            return next(left)
+
+        with pytest.raises(FederationError) as caught:
+            follow._follow(SimpleNamespace(job_state=job_state), tmp_path, "job", study, tmp_path, False)
+        assert list(left) == []
+        return str(caught.value)
+
+    # once may be chance, and a run that has not moved may not have its process yet
+    assert "'done'" in ending(["lost", "lost", "done"], moves=False)
+    assert "'lost'" in ending(["lost", "running", "lost", "lost"], moves=True)

@@ -1,4 +1,4 @@
-"""A federation of the bundled trial on this machine: mutual TLS, four sites, the real commands."""
+"""A federation of the bundled trial on this machine: mutual TLS, three sites, the real commands."""
 
 import json
 import re
@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 
@@ -58,12 +59,23 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tables(folder):
-    return split_trial(folder)
+    """The rows of the trial at three sites, as many as a secure sum needs: each site takes two processes."""
+    tables = split_trial(folder)
+    smallest, second = sorted(tables, key=lambda name: len(tables[name].read_text().splitlines()))[:2]
+    rows = [pd.read_csv(tables[name]) for name in (second, smallest)]
+    pd.concat(rows).to_csv(tables[second], index=False)
+    return {name: path for name, path in tables.items() if name != smallest}
 
 
 @pytest.fixture(scope="module")
 def federation(folder, tables):
-    with Loopback(folder, tables) as running:
+    loopback = Loopback(folder, tables)
+    # as for users: a worker that is started again compiles nothing again
+    loopback.environment |= {
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    with loopback as running:
         yield running
 
 
@@ -90,7 +102,7 @@ def test_the_trial_from_init_to_the_posterior(federation, folder, in_process):
     run = federation.begin(folder / "study.toml", folder / "out")
     assert run.wait(400) == 0, federation.said("run")
     table = federation.said("run")
-    assert "4 sites, 602 rows" in table
+    assert "3 sites, 602 rows" in table
     assert "indomethacin" in table
     found, expected = load(folder / "out" / "posterior.nc"), in_process(folder / "study.toml")
     assert_same_draws(found, expected)

@@ -14,7 +14,7 @@ from fald.federation.run import run_federated, serve_job
 from fald.federation.site import SiteSettings, SiteWorker
 from fald.study import make_study
 
-SIZES = {"a": 12, "b": 20, "c": 8}
+SIZES = {"a": 12, "b": 20, "c": 12}  # two sizes: each is compiled for itself
 
 
 class Place:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 STEP = 0.1
 MODEL = linear_model(1.5)
-DATA = federation((3, 4, 5, 4), prior_scale=1.5).data
+DATA = federation((3, 5, 5, 3), prior_scale=1.5).data  # two sizes: each is compiled for itself
 EQUAL = federation((4, 4, 4, 4), prior_scale=1.5).data
 ALIKE = fald.FederatedData.from_arrays(
     {name: tuple(part[:4] for part in DATA.rows) for name in ("a", "b", "c")}

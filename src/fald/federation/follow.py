@@ -104,6 +104,7 @@ def _follow(
     total = None if study.sampler is None else study.sampler.num_rounds
     seen = time.time() - 1  # lines of an earlier part of a resumed run are no news
     began = moved = asked = time.monotonic()
+    state = ""
     with Progress(total or 1, 0, progress and total is not None, "energy") as display:
         while True:
             if (out / OUTCOME).exists():
@@ -118,13 +119,16 @@ def _follow(
                     print(_told(line), file=sys.stderr, flush=True)
             limit = patience if moved > began else _OPENING + patience
             if now - asked > _ASK:
-                asked = now
+                asked, before = now, state
                 state = adapter.job_state(federation, handle)
-                if state in ("done", "failed", "aborted"):
+                # a run that has moved had a process; one that is missing twice will not come back
+                lost = state == before == "lost" and moved > began
+                if lost or state in ("done", "failed", "aborted"):
                     time.sleep(1.0)  # the outcome is written just before the job ends
                     if not (out / OUTCOME).exists():
                         raise FederationError(
-                            f"the job ended as {state!r} without a result: a site's worker or the loop died",
+                            f"the job ended as {state!r} without a result: "
+                            "a site's worker, the loop or the server died",
                             hint="go on from what was saved with --resume, once all sites are back",
                         )
             if now - moved > limit:

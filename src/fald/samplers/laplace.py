@@ -95,8 +95,8 @@ class Laplace(Peer):
             size = jnp.sqrt(jnp.maximum(jnp.abs(jnp.diagonal(hessian)), jnp.finfo(energy.dtype).tiny))
             values, vectors = jnp.linalg.eigh(hessian / jnp.outer(size, size))
             values = jnp.maximum(jnp.abs(values), 1e-7 * jnp.abs(values).max())
-            basis = vectors / size[:, None]
-            root = basis / jnp.sqrt(values)
+            # turned back by the vectors: their signs follow from rounding, which the draws must not do
+            root = (vectors / size[:, None] / jnp.sqrt(values)) @ vectors.T
             better = (energy < state.energy) & jnp.all(jnp.isfinite(root)) & jnp.isfinite(energy)
             move, length = -root @ (root.T @ gradient), jnp.ones_like(energy)
             there = _State(state.point, state.point, state.point, energy, move, length, root)

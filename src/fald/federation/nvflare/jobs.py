@@ -220,9 +220,13 @@ def abort(folder: Path, job_id: str, *, patience: float = 30.0) -> str:
 
 
 def job_state(folder: Path, job_id: str) -> str:
-    """How a job stands: ``waiting``, ``running``, ``done``, ``aborted`` or ``failed``."""
+    """How a job stands: ``waiting``, ``running``, ``lost``, ``done``, ``aborted`` or ``failed``.
+
+    A lost job counts as running and has no process: it is just starting or ending, or its server was killed.
+    """
     with Session(folder / "coordinator") as session:
-        return session.state(job_id)
+        state = session.state(job_id)
+        return "lost" if state == "running" and job_id not in session.situation().jobs else state
 
 
 def write_job(folder: Path, federation: FederationSettings, job: dict[str, Any]) -> Path:
