@@ -225,7 +225,7 @@ def random_intercept_logistic(features: Sequence[str], *, prior_scale: float = 2
     """One example is a whole group, (X, y, present): logit = a + xᵀb + s·u with u ~ N(0, 1) of the group.
 
     u is integrated out by Gauss–Hermite quadrature, so that nothing of the group is a parameter; s is
-    half-normal of scale 1 and kept as a logarithm. Rows beyond the group's own have ``present`` 0.
+    log-normal and kept as a logarithm. Rows beyond the group's own have ``present`` 0.
     """
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     log_weights = np.log(weights / weights.sum())
@@ -233,7 +233,7 @@ def random_intercept_logistic(features: Sequence[str], *, prior_scale: float = 2
     def logprior_fn(position):
         log_s = position["log_group_sd"]
         regular = normal(position["coefficient"], prior_scale) + normal(position["intercept"], prior_scale)
-        return regular + log_s - 0.5 * jnp.exp(2 * log_s)
+        return regular + normal(log_s, 1.0)
 
     def loglikelihood_fn(position, example):
         x, y, present = example

@@ -186,6 +186,22 @@ def test_an_explorer_on_the_same_hill_is_dismissed_and_another_hill_is_a_mode():
     assert len(modes.relevant()) == 2
 
 
+def test_proposals_are_fitted_to_the_tails_on_which_an_sd_rests():
+    from fald.fewround import importance
+
+    def fitted(tail):
+        """Mean square by the weights a mixture is fitted to, over that by the weights of the draws."""
+        x = np.random.default_rng(2).normal(size=(4000, 1))
+        logs = tail(x[:, 0]) + x[:, 0] ** 2 / 2
+        smoothed, own = weights.smooth(logs), weights.moments(x, weights.smooth(logs).weights)
+        known = weights.precision(x, smoothed.weights)
+        state = importance.State(smoothed, smoothed, known, own, own, x, logs)
+        return float(importance._for_moments(state) @ x[:, 0] ** 2 / (smoothed.weights @ x[:, 0] ** 2))
+
+    assert fitted(lambda x: -np.abs(x) / 2) > 1.2
+    assert fitted(lambda x: -(x**2) / 2 / 0.9) == pytest.approx(1.0)
+
+
 def climbed(share, width, rounds):
     """What climbers around N(0, I) in 20 dimensions find of N(c, width² I) with that share, 6 sds away."""
     d = 20
