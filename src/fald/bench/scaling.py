@@ -13,9 +13,10 @@ import fald
 from fald import samplers
 from fald.engines import Problem
 
-_USUAL = {"local_steps": 10, "participants": 20, "batch": 100, "features": 200}
+# so much work that clients are visited on threads everywhere; smaller rounds cost less than these lines say
+_USUAL = {"local_steps": 20, "participants": 20, "batch": 100, "features": 200}
 _GRID = {
-    "local_steps": (5, 10, 20, 40),
+    "local_steps": (10, 20, 40, 80),
     "participants": (10, 20, 40, 80),
     "batch": (50, 100, 200, 400),
     "features": (100, 200, 400, 800),

@@ -115,7 +115,8 @@ def gradients(site: Site, positions: Array) -> tuple[Array, Array]:
 def hessians(site: Site, positions: Array) -> tuple[Array, Array, Array]:
     """Log likelihoods (M,), gradients (M, d) and Hessians (M, d, d)."""
     values, grads, second = _over_parts(_hessians, site, positions, site.model.dim)
-    return values, grads, (second + np.swapaxes(second, 1, 2)) / 2
+    with np.errstate(invalid="ignore"):  # infinite where there is no density
+        return values, grads, (second + np.swapaxes(second, 1, 2)) / 2
 
 
 def prior_derivatives(model: Model, positions: Array) -> tuple[Array, Array, Array]:
