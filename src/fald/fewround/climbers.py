@@ -23,7 +23,7 @@ _NEAREST, _FURTHEST = 2.0, 20.0  # sds from the proposal's bulk at which they be
 _RINGS = 8  # shells of climbers
 _HOME = 2.0  # sds from the proposal's centre within which a hilltop is its own
 _PATH = 12
-_SENT = 8  # explorers sent at a time
+_SENT = 8  # explorers sent at a time, from the deepest valleys; other climbers beyond a valley are forgotten
 
 
 def valley(values: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Explorers: climbers from other places, which look for modes that the proposal does not know."""
+"""Explorers: they climb by Newton's method to modes that the proposal does not know."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fald.fewround.weights import smooth
 Array = NDArray[Any]
 
 NUM_SCOUTS = 1024
-EACH = 4  # explorers around the sites' consensus, from the prior, and from around the proposal
+EACH = 4  # explorers around the sites' consensus, and from the prior
 _MOST = 24  # explorers under way at once
 _PATH = 24
-_ARRIVED = 0.05  # Newton's step in sds, at which a climber stands on a hilltop
-_SAME = 0.5  # sds between two climbers that have met the same mode
+_ARRIVED = 0.05  # Newton's step in sds, at which an explorer stands on a hilltop
+_SAME = 0.5  # sds between two explorers that have met the same mode
 _APART = 2.0  # sds from a mode at which another may stand
 _NEGLIGIBLE = 1e-3  # mass times squared distance in sds that a mode must have to matter
 
@@ -59,7 +59,7 @@ def promising(positions: Array, values: Array, rng: np.random.Generator, count: 
 
 @dataclass
 class Explorer:
-    """One climber: where it is, the best it has seen, and how long its next step is."""
+    """One explorer: where it is, the best it has seen, and how long its next step is."""
 
     position: Array
     best: Derivatives | None = None
