@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 import fald
 import helpers
-from fald import constants as measure
-from fald import prepare, theory
-from fald.errors import ConfigError, DataError
+from fald import theory
+from fald.calculus import mode as prepare
+from fald.core.errors import ConfigError, DataError
+from fald.theory import measured as measure
 
 
 def classified(num_classes, sizes=(6, 20, 40), seed=0):
@@ -277,7 +278,7 @@ def test_bad_batch_sizes_are_named():
 
 
 def test_the_bounds_do_not_import_the_measurement():
-    code = "import sys, fald.theory; print('fald.constants' in sys.modules)"
+    code = "import sys, fald.theory; print('fald.theory.measured' in sys.modules)"
     # the package itself imports everything; an empty one in its place imports only what is asked for
     empty = "import types, sys; m = types.ModuleType('fald'); m.__path__ = [sys.argv[1]]; "
     code = f"{empty}sys.modules['fald'] = m; {code}"

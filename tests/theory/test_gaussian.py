@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fald import gaussian
-from fald.errors import ConfigError
-from fald.participation import full, with_replacement, without_replacement
+from fald.core.errors import ConfigError
+from fald.settings.participation import full, with_replacement, without_replacement
 from helpers import gaussian_federation as federation
 
 SCHEMES = {

@@ -6,8 +6,10 @@ private with
 
     μ = √(K·R·M)/min_c z_c,    z_c = batch_fraction·p_c·√(2τ(1−ρ²)v_c/η),
 
-for a client that takes part in every round. Less is more private; ρ = 1 protects nobody. ``privacy_fn``
-replaces it by any other figure, such as an accountant's ε.
+for a client that takes part in every round as often as it can: with realised noise v_c = 1/w_c, so that a
+client which Scheme I may draw S times in a round is charged v_c = 1. The factors are the accountants', from
+``fald.privacy.events``. Less is more private; ρ = 1 protects nobody. ``privacy_fn`` replaces it by any other
+figure, such as an accountant's ε.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from fald.errors import ConfigError
-from fald.participation import Participation, full
+from fald.core.errors import ConfigError
+from fald.core.threads import one_thread
 from fald.planner.law import Goal, Problem, Setting, chain
 from fald.planner.search import chain_possible
-from fald.threads import one_thread
+from fald.privacy.events import entering_weight, own_noise
+from fald.settings.participation import Participation, full
 
 _FULL = full()
 
@@ -55,19 +58,18 @@ def privacy_loss(problem: Problem, setting: Setting, num_rounds: int, num_chains
     Examples
     --------
     >>> problem = Problem.from_gaussian([[[1.0]], [[3.0]]], [[0.0], [1.0]], [0.5, 0.5])
-    >>> privacy_loss(problem, Setting(local_steps=2, step_size=0.01), num_rounds=50, num_chains=1)
+    >>> round(privacy_loss(problem, Setting(local_steps=2, step_size=0.01), num_rounds=50, num_chains=1), 6)
     1.0
     """
     s, p = setting, problem.weights
     if s.correlation >= 1:
         return math.inf
-    v = 1 / p
-    if s.participation.scheme != "full" and s.noise == "realised":
-        v = np.full(len(p), float(s.participation.num_participants or 1))
+    scheme, drawn = s.participation.scheme, s.participation.num_participants or len(p)
+    own = np.array([own_noise(w, entering_weight(w, scheme, drawn, drawn), s.noise) for w in p])
     fraction = np.ones(len(p))
     if s.batch_size is not None and problem.sizes is not None:
         fraction = np.minimum(1.0, s.batch_size / problem.sizes)
-    z = fraction * p * np.sqrt(2 * s.temperature * (1 - s.correlation**2) * v / s.step_size)
+    z = fraction * own * math.sqrt(2 * s.temperature * (1 - s.correlation**2) / s.step_size)
     return math.sqrt(s.local_steps * num_rounds * num_chains) / float(z.min())
 
 

@@ -7,9 +7,10 @@ D with ‖θ_0 − θ*‖² ≤ d D², γ = max_c ‖∇f^c(θ*)‖, σ with E�
 
     H_ρ = D² + max_c T_cρ/m + γ²/(m² d) + σ²/m²,    T_cρ = τ(ρ² + (1−ρ²)/p_c).
 
-All are upper bounds, for strongly convex and smooth energies and ``noise="paper"``. On random Gaussian
-federations the exact distance is typically several hundred times smaller (four to ten at the start of a
-chain of tiny steps): they guarantee convergence, they do not predict an error; ``fald.gaussian`` does.
+All are upper bounds, for strongly convex and smooth energies and ``noise="paper"``. How loose they are
+depends on where one looks: ``python -m benchmarks.bounds`` measures it on random Gaussian federations, and
+the page on theory bounds quotes it. They guarantee convergence, they do not predict an error;
+``fald.gaussian`` does.
 
 "On Convergence of Federated Averaging Langevin Dynamics" (Deng, Zhang, Ma, Song, Lin).
 """
@@ -23,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fald.errors import ConfigError
-from fald.participation import Participation, full
-from fald.schedules import paper_decay
+from fald.core.errors import ConfigError
+from fald.settings.participation import Participation, full
+from fald.settings.schedules import paper_decay
 
 _FULL = full()
 
@@ -109,9 +110,9 @@ class Constants:
 class Bound:
     """A bound on W2 as a sum of named terms; each is a float or an array of one common shape.
 
-    The published bound has one square root of H_ρ (drift + κ), drift being (K−1)² or K². It is divided here
-    in proportion to the four summands of H_ρ, so that the terms add up to ``total``. A share therefore
-    shrinks when another source grows; ``total`` never does.
+    The published bound has one square root of H_ρ ((K−1)² + κ). It is divided here in proportion to the four
+    summands of H_ρ, so that the terms add up to ``total``. A share therefore shrinks when another source
+    grows; ``total`` never does.
 
     Attributes
     ----------
@@ -124,7 +125,7 @@ class Bound:
     partial_participation
         Added by drawing S of N devices; does not vanish with the step size.
     drift_share
-        Fraction drift/(drift + κ) of ``local_error`` that is due to local steps; the rest is
+        Fraction (K−1)²/((K−1)² + κ) of ``local_error`` that is due to local steps; the rest is
         discretisation, which K = 1 has too. Not a summand.
     """
 
@@ -148,18 +149,9 @@ class Bound:
         return self.initialisation + self.local_error + self.partial_participation
 
 
-@dataclass(frozen=True)
-class Complexity:
-    """Step size and length of a run that a bound certifies; whole numbers are kept as floats."""
-
-    step_size: Any
-    num_steps: Any
-    num_rounds: Any
-
-
 def constants(model: Any, data: Any, **settings: Any) -> Constants:
-    """Measure the constants of a model and its clients: see ``fald.constants.constants``."""
-    from fald.constants import constants as measure  # needs JAX, which the bounds do not
+    """Measure the constants of a model and its clients: see ``fald.theory.measured.constants``."""
+    from fald.theory.measured import constants as measure  # needs JAX, which the bounds do not
 
     return measure(model, data, **settings)
 
@@ -179,11 +171,12 @@ def fixed_step_bound(
 
         W2(μ_k, π) ≤ (1−ηm/4)^k √(2d)(D + √(τ/m)) + 30κ √(ηmd) √(((K−1)² + κ) H_ρ).
 
-    Drawn devices: K² in place of (K−1)², and one more term
+    Drawn devices add one more term,
 
         2 √(C_K dτ/(Sm) · (ρ² + N(1−ρ²)) · C_S),    C_K = ηmK/(1 − e^{−ηmK/2}),
 
-    C_S = 1 with replacement (Scheme I) and (N−S)/(N−1) without (Scheme II).
+    C_S = 1 with replacement (Scheme I) and (N−S)/(N−1) without (Scheme II), so that S = N without
+    replacement has the bound of all devices.
 
     Parameters
     ----------
@@ -208,25 +201,31 @@ def fixed_step_bound(
 
     Notes
     -----
-    Not a prediction: see the module. For drawn devices the appendix of the reference prints (K−1)²;
-    K² is what its proof gives. ``noise="realised"`` with drawn devices is not covered.
+    Not a prediction: see the module. For drawn devices the reference has K² in its main text and in the steps
+    of its proof, and (K−1)² in its appendix. The latter holds: summed over rounds instead of steps, what a
+    synchronisation adds is at most 28·K·C_K·κ²ηmdH_ρ, and 28·K·C_K ≤ 100((K−1)² + κ) for η ≤ 1/(2L). The page
+    on theory bounds has the proof. ``noise="realised"`` with drawn devices is not covered.
+
+    References
+    ----------
+    Theorems 5.7, 5.9 and 5.10; B.6, B.8 and C.3.
 
     Examples
     --------
-    >>> from fald.participation import with_replacement
+    >>> from fald.settings.participation import with_replacement
     >>> problem = Constants(smoothness=2.0, strong_convexity=1.0, dim=2, num_clients=4, initial_distance=1.0)
     >>> settings = {"step_size": 1e-4, "num_rounds": 10**5}
     >>> fixed_step_bound(problem, local_steps=[1, 5], **settings).total.round(2)
     array([3.01, 8.05])
     >>> bound = fixed_step_bound(problem, local_steps=1, participation=with_replacement(2), **settings)
     >>> round(float(bound.partial_participation), 2), round(float(bound.total), 2)
-    (5.66, 9.27)
+    (5.66, 8.67)
     """
     c = constants
-    eta = _step("1/(2L)", 1 / (2 * c.smoothness), step_size)
-    K, rounds = _whole("local-steps", local_steps, 1), _whole("num-rounds", num_rounds, 0)
+    eta = checked_step("1/(2L)", 1 / (2 * c.smoothness), step_size)
+    K, rounds = whole("local-steps", local_steps, 1), whole("num-rounds", num_rounds, 0)
     start = initial_distance_bound(c) * np.exp(K * rounds * np.log1p(-eta * c.strong_convexity / 4))
-    return _bound(c, 30.0, eta, K, correlation, participation, start)
+    return assemble(c, 30.0, eta, K, correlation, participation, start)
 
 
 def decaying_step_bound(
@@ -252,6 +251,10 @@ def decaying_step_bound(
     through H_ρ alone. The proof assumes that η at most halves within a round; in rounds longer than
     that the bound exceeds √(6dH) + √(dτ/m), which holds for any decreasing step, so it needs no cap on K.
 
+    References
+    ----------
+    Theorems 5.8 and B.7.
+
     Examples
     --------
     >>> problem = Constants(smoothness=2.0, strong_convexity=1.0, dim=2, num_clients=4, initial_distance=1.0)
@@ -259,144 +262,9 @@ def decaying_step_bound(
     array([201.25,   1.39])
     """
     c = constants
-    K, rounds = _whole("local-steps", local_steps, 1), _whole("num-rounds", num_rounds, 0)
+    K, rounds = whole("local-steps", local_steps, 1), whole("num-rounds", num_rounds, 0)
     eta = paper_decay(c.smoothness, c.strong_convexity)(K * rounds)
-    return _bound(c, 45.0, eta, K, correlation, _FULL, 0.0)
-
-
-def complexity(
-    epsilon: ArrayLike,
-    constants: Constants,
-    *,
-    local_steps: ArrayLike,
-    correlation: float = 0.0,
-    participation: Participation = _FULL,
-) -> Complexity:
-    r"""Largest step size and fewest rounds for which the fixed-step bound certifies W2 ≤ ε.
-
-    η is the largest step ≤ 1/(2L) for which the terms that do not decay use at most half of ε (with drawn
-    devices: of what ε leaves above 2√(2dτ/(Sm)·(ρ²+N(1−ρ²))·C_S), which no step size removes). The
-    number of steps is the smallest T that brings the total to ε; rounds are T/K, rounded up.
-
-    Parameters
-    ----------
-    epsilon
-        ε > 0; broadcasts with ``local_steps``.
-    constants, local_steps, correlation, participation
-        As in ``fixed_step_bound``.
-
-    Returns
-    -------
-    Complexity
-        Step size, steps and rounds.
-
-    Raises
-    ------
-    ConfigError
-        If a precondition fails, or ε is not above what partial participation leaves.
-
-    Notes
-    -----
-    Sufficient, far from necessary: the exact law usually needs orders of magnitude fewer rounds.
-
-    Examples
-    --------
-    >>> problem = Constants(smoothness=2.0, strong_convexity=1.0, dim=2, num_clients=4, initial_distance=1.0)
-    >>> plan = complexity(0.5, problem, local_steps=2)
-    >>> f"{plan.step_size:.3g} {plan.num_steps:.4g} {plan.num_rounds:.4g}"
-    '5.79e-07 1.916e+07 9.582e+06'
-    """
-    eta, T, K = _certified(epsilon, constants, local_steps, correlation, participation)
-    found = np.broadcast_arrays(eta, np.ceil(T), np.ceil(np.ceil(T) / K))
-    return Complexity(*(value[()] for value in found))
-
-
-def best_local_steps(
-    constants: Constants,
-    epsilon: float | None = None,
-    *,
-    correlation: float = 0.0,
-    participation: Participation = _FULL,
-) -> int:
-    r"""Local steps K for which the bound certifies an accuracy in the fewest rounds.
-
-    As long as η ≤ 1/(2L) does not bind, the certified rounds are proportional to ((K−1)² + κ)/K, least at
-    K = √(1+κ); with drawn devices to (K² + κ)/K, least at √κ. Integers on both sides are compared. With
-    ``epsilon`` the rounds of ``complexity`` are minimised instead, caps and all.
-
-    Parameters
-    ----------
-    constants, correlation, participation
-        As in ``fixed_step_bound``; the correlation matters only with ``epsilon``.
-    epsilon
-        Accuracy in W2; without it, the limit of high accuracy.
-
-    Returns
-    -------
-    int
-        K.
-
-    Notes
-    -----
-    Best for the bound, not for the chain: clients of equal curvature lose nothing by larger K.
-
-    Examples
-    --------
-    >>> best_local_steps(Constants(smoothness=34.0, strong_convexity=1.0, dim=2, num_clients=50))
-    6
-    """
-    kappa, drawn = constants.condition_number, participation.scheme != "full"
-    ideal = math.sqrt(kappa if drawn else 1 + kappa)
-    if epsilon is None:
-        around = np.array([max(1, math.floor(ideal)), math.ceil(ideal)])
-        return int(around[np.argmin(((around - (not drawn)) ** 2 + kappa) / around)])
-    # The cap on η binds up to about K = ε / (2·unit); beyond it and beyond the ideal, rounds only grow.
-    unit = 30 * kappa * math.sqrt(constants.dim * constants.sources(correlation).sum() / (2 * kappa))
-    low, high = 1, 2 * math.ceil(max(ideal, epsilon / unit if unit > 0 else 0)) + 2
-    while True:
-        grid = np.unique(np.round(np.geomspace(low, high, 400)))
-        _, steps, _ = _certified(epsilon, constants, grid, correlation, participation)
-        best = int(np.argmin(steps / grid))
-        if len(grid) == high - low + 1:
-            return int(grid[best])
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-
-
-def divergence_bound(
-    constants: Constants, *, step_size: ArrayLike, local_steps: ArrayLike, correlation: float = 0.0
-) -> Any:
-    r"""Bound on how far clients drift from their average between synchronisations.
-
-        Σ_c p_c E‖θ_k^c − θ_k‖² ≤ 112 (K−1)² η² d L² H_ρ + 8 (K−1) η d τ (ρ² + N(1−ρ²))
-
-    Parameters
-    ----------
-    constants, local_steps, correlation
-        As in ``fixed_step_bound``, and refused as there.
-    step_size
-        η ≤ 2/(L+m); broadcasts with ``local_steps``.
-
-    Returns
-    -------
-    float or numpy.ndarray
-        The bound, on a mean squared distance.
-
-    Notes
-    -----
-    The reference allows η < 2/m, for which a local chain of curvature L > m can diverge; its
-    contraction step needs the range enforced here.
-
-    Examples
-    --------
-    >>> problem = Constants(smoothness=2.0, strong_convexity=1.0, dim=2, num_clients=4)
-    >>> divergence_bound(problem, step_size=0.001, local_steps=[1, 5]).round(3)
-    array([0.   , 0.313])
-    """
-    c = constants
-    limit = 2 / (c.smoothness + c.strong_convexity)
-    eta, K = _step("2/(L+m)", limit, step_size), _whole("local-steps", local_steps, 1)
-    pulled = 112 * (K - 1) ** 2 * eta**2 * c.smoothness**2 * c.sources(correlation).sum()
-    return (c.dim * (pulled + 8 * (K - 1) * eta * c.temperature * _mixed(c, correlation)))[()]
+    return assemble(c, 45.0, eta, K, correlation, _FULL, 0.0)
 
 
 def initial_distance_bound(constants: Constants) -> float:
@@ -405,6 +273,10 @@ def initial_distance_bound(constants: Constants) -> float:
         W2(δ_θ0, π) ≤ √2 (‖θ_0 − θ*‖ + √(dτ/m)) = √(2d) (D + √(τ/m))
 
     The start is one point; of ``constants`` only m, d, τ and D matter.
+
+    References
+    ----------
+    Lemma F.1.
 
     Examples
     --------
@@ -415,11 +287,11 @@ def initial_distance_bound(constants: Constants) -> float:
     return math.sqrt(2 * c.dim) * (c.initial_distance + math.sqrt(c.temperature / c.strong_convexity))
 
 
-def _bound(c: Constants, coefficient, eta, K, correlation, participation: Participation, start) -> Bound:
+def assemble(c: Constants, coefficient, eta, K, correlation, participation: Participation, start) -> Bound:
+    """The bound with a given coefficient of its square root and a given first term; settings unchecked."""
     sources, kappa = c.sources(correlation), c.condition_number
-    drawn = participation.scheme != "full"
-    drift = K**2 if drawn else (K - 1) ** 2
-    drawing = _drawing(c, eta, K, correlation, participation) if drawn else 0.0
+    drift = (K - 1) ** 2
+    drawing = drawing_term(c, eta, K, correlation, participation) if participation.scheme != "full" else 0.0
     scale = sources.sum()
     root = coefficient * kappa * np.sqrt(eta * c.strong_convexity * c.dim * (drift + kappa) * scale)
     shares = (root * (source / scale if scale > 0 else 0.0) for source in sources)
@@ -427,61 +299,42 @@ def _bound(c: Constants, coefficient, eta, K, correlation, participation: Partic
     return Bound(*(np.array(term, float)[()] for term in terms))
 
 
-def _mixed(c: Constants, correlation: float) -> float:
+def shared_and_own(c: Constants, correlation: float) -> float:
+    """ρ² + N(1−ρ²) = Σ_c p_c T_cρ/τ, the noise of an average client."""
     return correlation**2 + c.num_clients * (1 - correlation**2)
 
 
-def _drawing(c: Constants, eta, K, correlation, participation: Participation):
-    """Term of partial participation; at η = 0 its limit."""
-    n, thinning = c.num_clients, 1.0
+def thinning(c: Constants, participation: Participation) -> float:
+    """C_S/S, by which drawing S of N devices thins the spread of clients: 1/S or (N−S)/(S(N−1))."""
+    n = c.num_clients
     participation.check(np.ones(n, int))
+    if participation.scheme == "full":
+        return 0.0
     s = participation.num_participants or n
-    if participation.scheme == "without-replacement":
-        if c.min_weight is not None and abs(c.min_weight * n - 1) > 1e-6:
-            raise ConfigError(
-                f"without replacement the bound needs min-weight = 1/num-clients = {1 / n:g}; "
-                f"got {c.min_weight:g}"
-            )
-        thinning = (n - s) / max(n - 1, 1)
-    x = np.asarray(eta * c.strong_convexity * K, float)
-    c_k = np.where(x > 0, x / -np.expm1(-np.where(x > 0, x, 1.0) / 2), 2.0)
-    noise = c.temperature / (s * c.strong_convexity) * _mixed(c, correlation)
-    return 2 * np.sqrt(c_k * c.dim * noise * thinning)
-
-
-def _certified(epsilon, c: Constants, local_steps, correlation, participation: Participation):
-    """Largest step size, and steps before rounding, that the fixed-step bound certifies for ε."""
-    K = _whole("local-steps", local_steps, 1)
-    epsilon = np.asarray(epsilon, float)
-    if not (np.isfinite(epsilon) & (epsilon > 0)).all():
-        raise ConfigError(f"epsilon must be > 0; got {epsilon.min():g}")
-
-    def lasting(eta):
-        return _bound(c, 30.0, eta, K, correlation, participation, 0.0).total
-
-    floor = lasting(0.0)
-    if (epsilon <= floor).any():
+    if participation.scheme == "with-replacement":
+        return 1 / s
+    if c.min_weight is not None and abs(c.min_weight * n - 1) > 1e-6:
         raise ConfigError(
-            f"epsilon must be > {np.max(floor):.4g}, which drawing {participation.num_participants} of "
-            f"{c.num_clients} devices leaves at any step size; got {epsilon.min():.4g}",
-            hint="draw more devices or raise the correlation; noise='realised' removes the cause",
+            f"without replacement the bound needs min-weight = 1/num-clients = {1 / n:g}; "
+            f"got {c.min_weight:g}"
         )
-    allowed = floor + (epsilon - floor) / 2
-    with np.errstate(divide="ignore"):
-        root = (allowed - floor) / _bound(c, 30.0, 1.0, K, correlation, participation, 0.0).local_error
-    eta = np.minimum(1 / (2 * c.smoothness), root**2)
-    if participation.scheme != "full":
-        low, high = np.zeros_like(eta), eta
-        for _ in range(200):
-            middle = (low + high) / 2
-            fits = lasting(middle) <= allowed
-            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
-        eta = np.where(lasting(eta) <= allowed, eta, low)
-    left = np.minimum((epsilon - lasting(eta)) / max(initial_distance_bound(c), 1e-300), 1.0)
-    return eta, np.log(left) / np.log1p(-eta * c.strong_convexity / 4) + 0.0, K
+    return (n - s) / (s * max(n - 1, 1))
 
 
-def _step(rule: str, limit: float, step_size: ArrayLike) -> np.ndarray:
+def round_factor(c: Constants, eta, K) -> np.ndarray:
+    """C_K = ηmK/(1 − e^{−ηmK/2}); at η = 0 its limit 2."""
+    x = np.asarray(eta * c.strong_convexity * K, float)
+    return np.where(x > 0, x / -np.expm1(-np.where(x > 0, x, 1.0) / 2), 2.0)
+
+
+def drawing_term(c: Constants, eta, K, correlation, participation: Participation):
+    """Term of partial participation; at η = 0 its limit."""
+    noise = c.dim * c.temperature / c.strong_convexity * shared_and_own(c, correlation)
+    return 2 * np.sqrt(round_factor(c, eta, K) * noise * thinning(c, participation))
+
+
+def checked_step(rule: str, limit: float, step_size: ArrayLike) -> np.ndarray:
+    """η, refused unless 0 < η ≤ limit; ``rule`` names the limit."""
     eta = np.asarray(step_size, float)
     bad = eta[~(np.isfinite(eta) & (eta > 0))]
     if bad.size:
@@ -492,7 +345,8 @@ def _step(rule: str, limit: float, step_size: ArrayLike) -> np.ndarray:
     return eta
 
 
-def _whole(name: str, value: ArrayLike, low: int) -> np.ndarray:
+def whole(name: str, value: ArrayLike, low: int) -> np.ndarray:
+    """Whole numbers of at least ``low``, as floats."""
     number = np.asarray(value, float)
     good = np.isfinite(number) & (number >= low) & (number == np.floor(number))
     if not good.all():

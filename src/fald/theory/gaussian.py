@@ -21,8 +21,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fald.errors import ConfigError
-from fald.participation import Participation, full
+from fald.core.errors import ConfigError
+from fald.settings.participation import Participation, full
 
 Array = NDArray[np.float64]
 StepSize = float | ArrayLike | Callable[[int], float]

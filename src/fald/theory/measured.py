@@ -28,12 +28,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fald.data import FederatedData
-from fald.errors import ConfigError, DataError
-from fald.models.base import Model
-from fald.prepare import Preparation, block_size, blocks, client_report, prepare, prior_report
-from fald.theory import Constants
-from fald.types import PyTree
+from fald.calculus.mode import Preparation, block_size, blocks, client_report, prepare, prior_report
+from fald.core.errors import ConfigError, DataError
+from fald.core.types import PyTree
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
+from fald.theory.bounds import Constants
 
 Provenance = Literal["exact", "bound", "estimated"]
 
@@ -65,26 +65,6 @@ class Measured(Constants):
     def estimated(self) -> list[str]:
         """Names of the constants that were only estimated: with any, no bound is a guarantee."""
         return [name for name, origin in self.provenance.items() if origin == "estimated"]
-
-
-@dataclass(frozen=True)
-class _Family:
-    """What holds for every position: ∇²ℓ ≼ curvature·∇²ℓ(0) and Σ‖∇l_i‖² ≤ rows·tr ∇²ℓ(0)."""
-
-    curvature: float
-    rows: float
-
-
-def _family(model: Model) -> _Family | None:
-    """Inequalities of a built-in model; the caller's own likelihood of the same name has none."""
-    if model.loglikelihood_fn.__module__ != "fald.models.regression":
-        return None
-    if model.name == "logistic":
-        return _Family(1.0, 4.0)
-    if model.name == "softmax":
-        classes = len(model.coords["class"])
-        return _Family(classes / 2, 2 * classes / (classes - 1))
-    return _Family(math.inf, math.inf) if model.name == "poisson" else None
 
 
 @partial(jax.jit, static_argnums=0)
@@ -155,7 +135,7 @@ def client_constants(
 
     look(probes[:2])
     constant_prior = _same([p.hessian for p in priors])
-    family = _family(model) if constant_prior else None
+    family = model.bounds if constant_prior else None
     # a likelihood without any curvature where one looks may still have some elsewhere
     curved = any(r.hessian.any() for r in reports)
     quadratic = family is None and constant_prior and curved and _same([r.hessian for r in reports])
@@ -284,7 +264,7 @@ def constants(
     start
         (d,) where the chains start; the model's own position unless given.
     preparation
-        Result of ``fald.prepare.prepare``, when it is there already.
+        Result of ``fald.calculus.mode.prepare``, when it is there already.
 
     Returns
     -------
