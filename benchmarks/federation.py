@@ -17,11 +17,11 @@ from pathlib import Path
 import xarray as xr
 
 from benchmarks.loopback import Loopback, split_trial
-from fald.datasets import study_path
+from fald.federation.coordinator.run import run_federated
 from fald.federation.link import LocalLink
-from fald.federation.run import run_federated
-from fald.federation.site import SiteSettings, SiteWorker
-from fald.study import load_study
+from fald.federation.site.worker import SiteSettings, SiteWorker
+from fald.study.datasets import study_path
+from fald.study.schema import load_study
 
 ALONE = 100  # rounds in one process, enough for their median
 TARGET = 0.5  # seconds per round that a federation of four sites may add

@@ -16,8 +16,8 @@ from typing import Any
 import pandas as pd
 import psutil
 
-from fald.datasets import study_path
-from fald.federation.nvflare.process import end_family
+from fald.federation.engines.nvflare.process import end_family
+from fald.study.datasets import study_path
 
 FALD = [sys.executable, "-m", "fald.cli"]
 

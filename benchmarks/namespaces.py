@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.federation import journal, run_alone, write_study
 from benchmarks.loopback import Loopback, split_trial
-from fald.results import load
+from fald.results.tree import load
 
 HUB, NETWORK = "fald-hub", "10.77.0"
 ROUNDS, CUT_AFTER, SECONDS = 300, 40, 30

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.timing import interleave
-from fald.federation.secure import Identity, Session, fixed_point_sum, unmask_sum
+from fald.federation.secure.session import Identity, Session, fixed_point_sum, unmask_sum
 
 
 def introduced(num_sites: int) -> list[Session]:

@@ -7,7 +7,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))
 
-from fald.version import __version__  # noqa: E402
+from fald.core.version import __version__  # noqa: E402
 
 # The kernels that run the pages inherit this: the `fald` beside this Python, on the CPU, plain text.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

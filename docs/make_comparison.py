@@ -20,9 +20,9 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 import fald
-from fald.compare import Plan, compare
-from fald.compare_report import rows, size
-from fald.reference import Reference, pooled_nuts
+from fald.lab.compare import Plan, compare
+from fald.lab.compare_report import rows, size
+from fald.lab.reference import Reference, pooled_nuts
 
 HERE = Path(__file__).parent
 STORED = HERE / "comparisons"

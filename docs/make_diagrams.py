@@ -1,4 +1,4 @@
-"""Draw the pictures of the explanation pages: a round, what local steps cost, what R-hat does not see.
+"""Draw the pictures of the explanation pages: a round, what local steps cost, what R-hat does not see, rooms.
 
 python docs/make_diagrams.py
 """
@@ -157,6 +157,48 @@ def main() -> None:
             figure.tight_layout()
             figure.savefig(IMAGES / f"{name}.svg", metadata={"Date": None, "Creator": None})
             print(f"wrote {IMAGES / name}.svg")
+    (IMAGES / "rooms.svg").write_text(rooms(), encoding="utf-8")
+
+
+ROOMS = (  # from top to bottom: a room imports only from rooms below it
+    (("lab", "comparison methods, the paper, speed"),),
+    (("cli", "the command"),),
+    (("report", "the page of a run"), ("pages", "watch and explore in a browser")),
+    (("federation", "wire · coordinator · site · secure sum · engines"),),
+    (("study", "the study file, its run, its folder"),),
+    (("planner", "settings before a run, checks after it"),),
+    (
+        ("fewround", "a posterior in a handful of rounds"),
+        ("langevin", "FA-LD: client, server, method, engine"),
+    ),
+    (("results", "draws, summaries, checks, predictions"),),
+    (("runtime", "checkpoint, journal, progress, compiler"),),
+    (("privacy", "events, accountants, statement"), ("theory", "bounds, constants, the exact law")),
+    (("settings", "FA-LD's settings, participation, schedules"),),
+    (("calculus", "sums over rows, batches, clipping, the mode"),),
+    (("problem", "model, families, data, encoding"),),
+    (("core", "errors, types, keys, files, registry"),),
+)
+
+
+def rooms() -> str:
+    """The rooms of the package, as text of an SVG file."""
+    width, high, gap = 720, 38, 8
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {len(ROOMS) * (high + gap) + gap}" '
+        'font-family="Helvetica, Arial, sans-serif" font-size="14">'
+    ]
+    for i, floor in enumerate(ROOMS):
+        each = (width - gap * (len(floor) + 1)) / len(floor)
+        for j, (name, about) in enumerate(floor):
+            x, y = gap + j * (each + gap), gap + i * (high + gap)
+            lines += [
+                f'<rect x="{x:g}" y="{y}" width="{each:g}" height="{high}" rx="5" fill="#eef4f9" '
+                'stroke="#0072b2"/>',
+                f'<text x="{x + 10:g}" y="{y + 24}" fill="{INK}"><tspan font-weight="700">{name}</tspan>'
+                f'  <tspan fill="{SOFT}" font-size="12">{about}</tspan></text>',
+            ]
+    return "\n".join([*lines, "</svg>", ""])
 
 
 if __name__ == "__main__":

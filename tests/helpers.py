@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fald
+from fald import gaussian, theory
 
 SIZES = (2, 3, 5, 10)
 START = np.array([1.5, -1.0])
@@ -146,3 +148,33 @@ def pooled_nuts(model, data, draws_per_chain, seed=20):
 def in_parameters(chain, law):
     """Mean and covariance of a planner's law in the parameters of the model."""
     return chain.basis @ law.mean, chain.basis @ law.covariance @ chain.basis.T
+
+
+def random_federation(rng, equal_weights):
+    """Gaussian clients with the constants of their bound, and settings inside its range."""
+    d, n = int(rng.integers(1, 11)), int(rng.integers(2, 21))
+    m = 10.0 ** rng.uniform(-2, 2)
+    L = m * 10.0 ** rng.uniform(0, 2)
+    basis = np.linalg.qr(rng.standard_normal((n, d, d)))[0]
+    curvature = rng.uniform(m, L, (n, d))
+    hessians = (basis * curvature[:, None]) @ basis.transpose(0, 2, 1)
+    temperature = 10.0 ** rng.uniform(-1, 1)
+    unit = math.sqrt(temperature / m)
+    centers = 10.0 ** rng.uniform(-2, 2) * unit * rng.standard_normal((n, d))
+    weights = np.full(n, 1 / n) if equal_weights else 0.1 / n + 0.9 * rng.dirichlet(np.ones(n))
+    goal = gaussian.target(hessians, centers, weights, temperature)
+    start = goal.mean + 10.0 ** rng.uniform(-2, 2) * unit * rng.standard_normal(d)
+    constants = theory.Constants(
+        smoothness=curvature.max(),
+        strong_convexity=curvature.min(),
+        dim=d,
+        num_clients=n,
+        min_weight=weights.min(),
+        temperature=temperature,
+        heterogeneity=np.linalg.norm(np.einsum("cpq,cq->cp", hessians, goal.mean - centers), axis=1).max(),
+        initial_distance=np.linalg.norm(start - goal.mean) / math.sqrt(d),
+    )
+    draws = int(rng.integers(1, n + 1))
+    run = {"local_steps": int(rng.integers(1, 30)), "correlation": float(rng.choice([0, 1, rng.random()]))}
+    step = 10.0 ** rng.uniform(-3, 0) / (2 * constants.smoothness)
+    return (hessians, centers, weights), goal, start, constants, run, step, draws

@@ -13,7 +13,7 @@ from pathlib import Path
 
 OLDEST = (3, 11)
 # what depends on the interpreter: syntax, tables, files, signals, the command; not the mathematics
-QUICK = ("cli", "data", "models", "results", "keys")
+QUICK = ("cli/test_cli", "problem/test_data", "problem/test_models", "results/test_results", "core/test_keys")
 
 
 def candidates():
@@ -46,7 +46,7 @@ def main() -> int:
     for (major, minor), program in chosen:
         install = "--install" in sys.argv[1:]
         print(f"{'installing for' if install else 'testing on'} Python {major}.{minor}", flush=True)
-        files = " ".join(f"tests/test_{name}.py" for name in QUICK)
+        files = " ".join(f"tests/{name}.py" for name in QUICK)
         venv = f".venv-{major}.{minor}"
         target = f"{venv}/needs.stamp" if install else "test-quick"
         settings = [f"PYTHON={program}", f"VENV={venv}", f"PYTEST={files}"]

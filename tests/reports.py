@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fald.commands import run_study
 from fald.report import report_run
-from fald.study import load_study
+from fald.study.run import run_study
+from fald.study.schema import load_study
 
 FITTED = """
 title = "Three clinics"
@@ -35,14 +35,19 @@ thinning = 2
 """
 
 
-def make_runs(place: Path) -> Path:
-    """Write tables and studies into a folder, run them there, and write their reports."""
+def write_tables(place: Path) -> None:
+    """Write the tables of three small sites into a folder."""
     rng = np.random.default_rng(1)
     for name, n in (("north", 60), ("south", 25), ("tiny", 4)):
         age, drug = rng.normal(50, 10, n), rng.integers(0, 2, n)
         ill = rng.random(n) < 1 / (1 + np.exp(0.5 + drug - 0.05 * (age - 50)))
         frame = pd.DataFrame({"drug": np.where(drug, "verum", "placebo"), "age": age, "ill": ill.astype(int)})
         frame.to_csv(place / f"{name}.csv", index=False)
+
+
+def make_runs(place: Path) -> Path:
+    """Write tables and studies into a folder, run them there, and write their reports."""
+    write_tables(place)
     for name, text in (("fitted", FITTED), ("sampled", SAMPLED)):
         (place / f"{name}.toml").write_text(text)
         study = load_study(place / f"{name}.toml")

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.rounds import studies
 from benchmarks.rounds.measure import measure
 from benchmarks.rounds.report import picture, table
-from fald.errors import ExitCode, Interrupted
+from fald.core.errors import ExitCode, Interrupted
 
 RESULTS = Path(__file__).parent / "results"
 METHODS = ("auto", "corrected")

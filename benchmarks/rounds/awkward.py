@@ -9,7 +9,7 @@ import fald
 from benchmarks.rounds.likelihoods import normal, regression
 from benchmarks.rounds.study import study
 from benchmarks.rounds.tables import by_site
-from fald.models import gaussian_location, linear_regression, logistic_regression
+from fald.problem.models import gaussian_location, linear_regression, logistic_regression
 
 
 def _logistic_rows(rng, n, coefficients, intercept=0.0):

@@ -16,7 +16,7 @@ from benchmarks.rounds.likelihoods import (
 )
 from benchmarks.rounds.study import study
 from benchmarks.rounds.tables import by_group, by_site, design, standardised, table
-from fald.models import linear_regression, logistic_regression
+from fald.problem.models import linear_regression, logistic_regression
 
 
 @study("real", "lme4/VerbAgg")

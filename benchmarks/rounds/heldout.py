@@ -14,7 +14,7 @@ from benchmarks.rounds.likelihoods import (
 )
 from benchmarks.rounds.study import study
 from benchmarks.rounds.tables import by_site, design, standardised, table
-from fald.models import logistic_regression, poisson_regression, softmax_regression
+from fald.problem.models import logistic_regression, poisson_regression, softmax_regression
 
 
 @study("real", "mlmRev/guImmun", holdout=True)

@@ -10,7 +10,7 @@ import numpy as np
 import fald
 from benchmarks.rounds import references, studies
 from benchmarks.rounds.errors import errors
-from fald.errors import FaldError, Interrupted
+from fald.core.errors import FaldError, Interrupted
 
 
 def flat_draws(model: fald.Model, tree: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ import fald
 from benchmarks.rounds.likelihoods import negative_binomial, random_intercept_logistic, weibull
 from benchmarks.rounds.study import study
 from benchmarks.rounds.tables import by_group, by_site, design, standardised, table
-from fald.models import linear_regression, logistic_regression, poisson_regression
+from fald.problem.models import linear_regression, logistic_regression, poisson_regression
 
 
 @study("real", "fald/indo")

@@ -21,7 +21,7 @@ from arviz_stats.base import array_stats
 from numpyro.infer import MCMC, NUTS
 
 from benchmarks.rounds import studies
-from fald.errors import ExitCode, FaldError
+from fald.core.errors import ExitCode, FaldError
 
 CACHE = Path(__file__).parent / "cache"
 RHAT_LIMIT = 1.01

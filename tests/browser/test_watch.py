@@ -7,10 +7,10 @@ import pytest
 from harness import NARROW, low_contrast, nameless, overflows, tab_stops
 
 import fald
-from fald import commands
-from fald.journal import Journal
 from fald.pages.follow import Follower
 from fald.pages.server import Page, address, make_server
+from fald.runtime.journal import Journal
+from fald.study import run as commands
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fald import gradients
-from fald.gradients import Batch, all_rows, choose_without_replacement, energy_fn, random_rows
-from fald.keys import client_key
+from fald.calculus import gradients
+from fald.calculus.gradients import Batch, all_rows, choose_without_replacement, energy_fn, random_rows
+from fald.core.keys import client_key
 from helpers import federation, linear_model
 
 NUM_DRAWS = 24_000

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import fald
 import helpers
-from fald import prepare
-from fald.errors import DataError
+from fald.calculus import mode as prepare
+from fald.core.errors import DataError
 
 
 def regression(link, sizes=(5, 30, 80), d=3, seed=0, offset=0.0, scale=1.0, spread=0.3):

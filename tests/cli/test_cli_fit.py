@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import fald
-from test_cli import FALD, FITTED, STUDY, folder, restore_precision, run  # noqa: F401
+from command import FALD, FITTED, STUDY, run
 
 
 @pytest.fixture
-def fitted(folder):  # noqa: F811
+def fitted(folder):
     (folder / "study.toml").write_text(FITTED)
     return folder
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import fald
-from fald.datasets import load_bundled_study
-from fald.predict import flat_positions
+from fald.results.predict import flat_positions
+from fald.study.datasets import load_bundled_study
 from helpers import pooled_nuts
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from fald.cli import app
-from fald.commands import next_steps
-from test_cli import FALD, FITTED, restore_precision, run  # noqa: F401
+from command import FALD, FITTED, run
+from fald.cli.main import app
+from fald.study.folder import next_steps
 
 COMMANDS = ["", *[info.name or info.callback.__name__ for info in app.registered_commands]]
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -61,7 +61,7 @@ def test_a_wrong_command_suggests_the_right_one(tmp_path):
 
 
 def test_shells_complete_commands_and_study_keys():
-    start = "import sys; sys.argv[0] = 'fald'; from fald.cli import main; main()"
+    start = "import sys; sys.argv[0] = 'fald'; from fald.cli.main import main; main()"
     ask = {"_FALD_COMPLETE": "complete_bash", "COMP_WORDS": "fald run --set sampler.s", "COMP_CWORD": "3"}
     done = subprocess.run(
         [sys.executable, "-c", start], env={**os.environ, **ask}, capture_output=True, text=True, timeout=600

@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fald import keys
-from fald.keys import Stream, chain_key, client_key, fold, integers, key_words, normals, stream_key, threefry
+from fald.core import keys
+from fald.core.keys import (
+    Stream,
+    chain_key,
+    client_key,
+    fold,
+    integers,
+    key_words,
+    normals,
+    stream_key,
+    threefry,
+)
 
 KEY = jax.random.key(7)
 

@@ -7,8 +7,9 @@ import pytest
 
 import fald
 from fald import samplers
-from fald.engines import compiler, inprocess
-from fald.errors import ConfigError
+from fald.core.errors import ConfigError
+from fald.langevin import inprocess
+from fald.runtime import compiler
 from helpers import draws, federation, linear_model
 
 MODEL = linear_model(2.0)

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import fald
-from fald.errors import ExitCode
+from fald.core.errors import ExitCode
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "two-sites"
 REFERENCE = ROOT / "docs" / "reference"

@@ -70,7 +70,7 @@ class Loopback:
         common = ["--insecure", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"]
         common += ["--port", str(port)]
         if site in self.guarded:
-            start = ["python", "-m", "fald.federation.flower.supernode", str(place)]
+            start = ["python", "-m", "fald.federation.engines.flower.supernode", str(place)]
         else:
             start = ["flower-supernode", "--node-config", f'site="{place}"']
         self.spawn(site, [*start, *common])

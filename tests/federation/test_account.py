@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fald.errors import FederationError, PrivacyError, StorageError
-from fald.federation.account import Account, check_weights, open_account, private_parts
-from fald.federation.ledger import Ledger
+from fald.core.errors import FederationError, PrivacyError, StorageError
+from fald.federation.site.account import Account, check_weights, open_account, private_parts
+from fald.federation.site.ledger import Ledger
 from fald.privacy import RunSettings, account
-from fald.study import make_study
+from fald.study.schema import make_study
 
 SIZES = [400, 600, 1000]
 TREE = {

@@ -13,10 +13,11 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fald[f
 import pandas as pd
 from flower_loopback import Loopback, wait_for
 
-from fald import commands
-from fald.datasets import load_bundled_study
-from fald.federation.flower import submit
-from fald.study import make_study
+from fald.federation.engines.flower import submit
+from fald.study import run as commands
+from fald.study.datasets import load_bundled_study
+from fald.study.folder import open_run
+from fald.study.schema import make_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.xdist_group("federation")]
 
@@ -81,11 +82,11 @@ def test_the_trial_equals_the_run_in_one_process(federation, settings, tmp_path)
     federation.flwr("run", str(APP), "loop", "--run-config", config)
     files = {name: str(path) for name, path in federation.data.items()}
     here = make_study({**settings, "data": {**settings["data"], "files": files}}, "a test")
-    expected = commands.run_study(here, tmp_path / "here", resume=False, progress=False)
+    expected = commands.run_study(here, tmp_path / "here", resume=False, progress=False).tree
 
     outcome = read_outcome(federation, out)
     assert outcome["status"] == "done", (outcome, federation.logs())
-    found = commands.open_run(out)[1]
+    found = open_run(out)[1]
     for name, wanted in expected["posterior"].data_vars.items():
         np.testing.assert_allclose(found["posterior"][name], wanted, rtol=0, atol=1e-6)
         # the same check sees another run: chains in another order
@@ -123,7 +124,7 @@ def test_a_guarded_supernode_runs_no_shipped_code(federation, tmp_path):
     (app / "hostile" / "__init__.py").write_text("")
     (app / "hostile" / "app.py").write_text(HOSTILE.format(loot=str(loot), done=str(done)))
     text = (APP / "pyproject.toml").read_text()
-    text = text.replace("fald.federation.flower.app", "hostile.app").replace("fald-study", "hostile")
+    text = text.replace("fald.federation.engines.flower.app", "hostile.app").replace("fald-study", "hostile")
     (app / "pyproject.toml").write_text(text)
     federation.flwr("run", str(app), "loop")
     wait_for(done.exists, 300, "the end of the hostile app")

@@ -20,13 +20,13 @@ from flwr.app import Error, Message
 from flwr.supercore.constant import TaskType
 from flwr.supercore.task_identity import TaskIdentity
 
-from fald.errors import ConfigError, FederationError
-from fald.federation.flower import link as module
-from fald.federation.flower import submit, supernode
-from fald.federation.flower.app import read_job
-from fald.federation.flower.link import ASK_NAME, FlowerLink, unwrap, wrap
+from fald.core.errors import ConfigError, FederationError
+from fald.federation.engines.flower import link as module
+from fald.federation.engines.flower import submit, supernode
+from fald.federation.engines.flower.app import read_job
+from fald.federation.engines.flower.link import ASK_NAME, FlowerLink, unwrap, wrap
 from fald.federation.folder import read_settings
-from fald.study import load_study
+from fald.study.schema import load_study
 
 
 class Clock:

@@ -13,13 +13,14 @@ pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed: pip instal
 
 from typer.testing import CliRunner
 
-from fald.cli import app
-from fald.datasets import study_path
-from fald.errors import ConfigError, FaldError, FederationError, StorageError
-from fald.federation import commands, folder, follow
-from fald.federation.nvflare import certificates, jobs, kits
-from fald.federation.nvflare.adapter import CellLink
-from fald.study import load_study
+from fald.cli.main import app
+from fald.core.errors import ConfigError, FaldError, FederationError, StorageError
+from fald.federation import commands, folder
+from fald.federation.coordinator import follow
+from fald.federation.engines.nvflare import certificates, jobs, kits
+from fald.federation.engines.nvflare.adapter import CellLink
+from fald.study.datasets import study_path
+from fald.study.schema import load_study
 
 IDENTITY = "ab" * 32
 
@@ -84,7 +85,7 @@ def test_private_keys_are_private_and_kits_hold_none(made):
 
 def test_a_site_runs_only_our_class_and_sends_no_logs(made):
     site = json.loads((made / "sites" / "north" / "local" / "resources.json").read_text())
-    assert site["class_allow_list"] == ["fald.federation.nvflare.adapter.SiteExecutor"]
+    assert site["class_allow_list"] == ["fald.federation.engines.nvflare.adapter.SiteExecutor"]
     assert site["class_list_enforcement_mode"] == "enforce"
     assert site["allow_log_streaming"] is False
     assert not [c for c in site["components"] if "log" in c["path"].rsplit(".", 1)[-1].lower()]

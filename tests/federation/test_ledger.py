@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
-from fald.errors import ConfigError, ExitCode, PrivacyError, StorageError
-from fald.federation.ledger import Charge, Ledger
+from fald.core.errors import ConfigError, ExitCode, PrivacyError, StorageError
+from fald.federation.site.ledger import Charge, Ledger
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_a_charge_waits_for_another_that_is_being_made(path):
 
 _FOREVER = """
 import sys
-from fald.federation.ledger import Ledger
+from fald.federation.site.ledger import Ledger
 ledger = Ledger(sys.argv[1])
 for i in range(10**9):
     ledger.reserve(f"study {i}", 1.0, 1e-9)

@@ -18,17 +18,17 @@ pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed: pip instal
 
 from benchmarks.loopback import FALD, Loopback, free_port, split_trial, start
 
-from fald.datasets import study_path
-from fald.errors import ExitCode, FederationError
+from fald.core.errors import ExitCode, FederationError
+from fald.federation.coordinator.run import run_federated
+from fald.federation.engines.nvflare import jobs, kits
+from fald.federation.engines.nvflare.certificates import Authority
+from fald.federation.engines.nvflare.process import Supervisor, end_family
 from fald.federation.folder import read_settings
 from fald.federation.link import LocalLink
-from fald.federation.nvflare import jobs, kits
-from fald.federation.nvflare.certificates import Authority
-from fald.federation.nvflare.process import Supervisor, end_family
-from fald.federation.run import run_federated
-from fald.federation.site import SiteSettings, SiteWorker
-from fald.results import load
-from fald.study import load_study
+from fald.federation.site.worker import SiteSettings, SiteWorker
+from fald.results.tree import load
+from fald.study.datasets import study_path
+from fald.study.schema import load_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.xdist_group("federation")]
 
@@ -240,7 +240,7 @@ def test_a_job_with_code_or_another_class_is_refused(federation, folder, way):
     path = jobs.write_job(folder / way.replace(" ", "-"), settings, job)
     config = path / "site" / "config" / "config_fed_client.json"
     if way == "shipped code":
-        package = "fald.federation.nvflare.adapter"
+        package = "fald.federation.engines.nvflare.adapter"
         code = f"open({str(marker)!r}, 'w')\nfrom {package} import SiteExecutor as Intruder\n"
         (path / "site" / "custom").mkdir()
         (path / "site" / "custom" / "intruder.py").write_text(code)

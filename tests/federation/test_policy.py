@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fald.errors import ConfigError, ExitCode, PolicyError
-from fald.federation.policy import Policy, Proposal, make_policy, policy_keys, read_policy
+from fald.core.errors import ConfigError, ExitCode, PolicyError
+from fald.federation.site.policy import Policy, Proposal, make_policy, policy_keys, read_policy
 
 ASKED = Proposal(
     columns=("outcome", "age", "sex"),

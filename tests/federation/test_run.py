@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fald.commands import run_study
-from fald.errors import ConfigError, FederationError, Interrupted, PolicyError
+from fald.core.errors import ConfigError, FederationError, Interrupted, PolicyError
 from fald.federation import wire
+from fald.federation.coordinator.run import run_federated, serve_job
 from fald.federation.link import Arrival, LocalLink
-from fald.federation.run import run_federated, serve_job
-from fald.federation.site import SiteSettings, SiteWorker
-from fald.study import make_study
+from fald.federation.site.worker import SiteSettings, SiteWorker
+from fald.study.run import run_study
+from fald.study.schema import make_study
 
 SIZES = {"a": 12, "b": 20, "c": 12}  # two sizes: each is compiled for itself
 
@@ -71,7 +71,7 @@ def difference(one, other):
 
 def test_few_rounds_are_those_of_the_in_process_run(place, tmp_path):
     study = place.study()
-    here = run_study(study, tmp_path / "here", resume=False, progress=False)
+    here = run_study(study, tmp_path / "here", resume=False, progress=False).tree
     # a worker of its own for every message, as on engines that start a process each time
     link = LocalLink({name: lambda content, n=name: place.worker(n).handle(content) for name in SIZES})
     there = run_federated(study, link, tmp_path / "there")
@@ -102,7 +102,7 @@ def test_methods_give_the_chains_of_the_in_process_run(place, tmp_path, name):
     settings = dict(METHODS[name])
     sections = {"federation": settings.pop("federation")} if "federation" in settings else {}
     study = place.study({"method": name.split()[0], **settings}, **sections)
-    here = run_study(study, tmp_path / "here", resume=False, progress=False)
+    here = run_study(study, tmp_path / "here", resume=False, progress=False).tree
     there = run_federated(study, place.link(), tmp_path / "there")
     assert difference(here, there) < 1e-12
     for cost in here["cost"].data_vars:
@@ -253,7 +253,7 @@ def test_first_replies_keep_their_temperature(tmp_path, monkeypatch):
     # the same draws are too wide for a law without the noise that is added, and too narrow for twice of it
     assert (spread(draws, exact_laws(place, answered, topped=0))[0] > 1 + 4.5 * error).all()
     assert (spread(draws, exact_laws(place, answered, topped=2))[0] < 1 - 4.5 * error).all()
-    from fald.federation.engine import RemoteEngine
+    from fald.federation.coordinator.engine import RemoteEngine
 
     monkeypatch.setattr(RemoteEngine, "_missing_noise", lambda self, asked, drawn: np.zeros(len(asked)))
     draws, answered = first_two(place, tmp_path / "cold")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fald.errors import ConfigError, NonFiniteError, SecureSumError
-from fald.federation.fixed_point import LIMIT, add, decode, encode, negated, subtract
-from fald.federation.secure import Identity, Session, _introduction, fixed_point_sum, unmask_sum
+from fald.core.errors import ConfigError, NonFiniteError, SecureSumError
+from fald.federation.secure.fixed_point import LIMIT, add, decode, encode, negated, subtract
+from fald.federation.secure.session import Identity, Session, _introduction, fixed_point_sum, unmask_sum
 
 TASK = b"task"
 

@@ -4,13 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fald.errors import SecureSumError
+from fald.core.errors import SecureSumError
+from fald.core.version import __version__
 from fald.federation import wire
-from fald.federation.secure import unmask_sum
-from fald.federation.site import SiteSettings, SiteWorker
-from fald.federation.site_run import SiteRun
-from fald.samplers.base import Upload
-from fald.version import __version__
+from fald.federation.secure.session import unmask_sum
+from fald.federation.site.run import SiteRun
+from fald.federation.site.worker import SiteSettings, SiteWorker
+from fald.langevin.method import Upload
 
 NAMES = ["a", "b", "c"]
 SIZES = [20, 30, 50]

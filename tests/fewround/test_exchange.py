@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fald
-from fald.errors import ConfigError, Interrupted, StorageError
+from fald.core.errors import ConfigError, Interrupted, StorageError
 from fald.fewround.exchange import InProcessExchange, total
 from helpers import federation, linear_model
 
@@ -71,7 +71,7 @@ SITE = """
 import io, sys, struct
 import numpy as np
 from helpers import federation, linear_model
-from fald.fewround.evaluate import make_site
+from fald.calculus.sums import make_site
 from fald.fewround.site import answer, expand
 
 name = sys.argv[1]

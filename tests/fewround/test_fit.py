@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 import fald
-from fald.errors import ConfigError
-from fald.fewround import certify, importance, learned
+from fald.core.errors import ConfigError
+from fald.fewround import certify, importance, learned, search
 from fald.fewround.corrected import corrected_langevin
-from fald.fewround.exchange import InProcessExchange, drive
-from fald.fewround.learned import split_hmc
+from fald.fewround.exchange import InProcessExchange, Questions
+from fald.fewround.learned import run_chains
 from fald.fewround.surrogate import rest
-from fald.fit import choose
-from fald.predict import flat_positions
+from fald.results.predict import flat_positions
+from fald.runtime import loop
 from helpers import federation, linear_model
 
 TOLERANCE = 0.05
@@ -27,6 +27,13 @@ def errors(draws, mean, sd):
 
 def fit(model, data, seed=0, **settings):
     return fald.fit(seed, model, data, progress=False, **settings)
+
+
+def drive(server, exchange):
+    """Run a server to its end: its outcome, and what every round carried."""
+    asked = Questions(server, exchange)
+    loop.run(asked)
+    return asked.outcome, asked.rounds
 
 
 def logistic_rows(n, d, seed, sites=3, scale=1.0, effect=1.0):
@@ -228,7 +235,7 @@ def off_start(seed=1, max_rounds=24):
     model = fald.models.logistic_regression(2, prior_scale=2.5)
     mean, sd = independent(model, data)
     start, exchange = (mean + 0.3 * sd, np.diag(0.8 * sd)), Recorded(model, data)
-    server = split_hmc(model, *start, seed=seed, tolerance=TOLERANCE, max_rounds=max_rounds)
+    server = run_chains(model, *start, seed=seed, tolerance=TOLERANCE, max_rounds=max_rounds)
     return *drive(server, exchange), exchange.requests, mean, sd
 
 
@@ -284,11 +291,17 @@ def test_too_few_rounds_are_never_called_reached(few_states):
 def test_hmc_follows_where_weights_stay_heavy(few_states, monkeypatch):
     data = fald.FederatedData.from_arrays(logistic_rows(25, 2, 3, effect=2.0))
     model = fald.models.logistic_regression(2, prior_scale=2.5)
-    monkeypatch.setattr(certify, "khat_limit", lambda count: -9.0)
+    limits = iter([-9.0] * 4)  # all rounds of importance sampling, but not those that have the last word
+    monkeypatch.setattr(certify, "khat_limit", lambda count: next(limits, 0.7))
     tree = fit(model, data, max_rounds=5)
     assert tree.attrs["verdict"] == "reached"
     assert tree.attrs["method"].endswith("split-HMC")
-    # the twin: what is never learned well enough is not reached, and the weighted draws are there
+    # the twins: what importance sampling does not confirm is not reached
+    monkeypatch.setattr(certify, "khat_limit", lambda count: -9.0)
+    tree = fit(model, data, max_rounds=5)
+    assert tree.attrs["verdict"] == "not reached"
+    assert "does not confirm the chains" in tree.attrs["reason"]
+    # and what is never learned well enough is not reached, and the weighted draws are there
     monkeypatch.setattr(learned, "_GOOD", 2.0)
     monkeypatch.setattr(learned, "_LEARNING", 2)
     tree = fit(model, data, max_rounds=5)
@@ -300,14 +313,16 @@ def test_hmc_follows_where_weights_stay_heavy(few_states, monkeypatch):
 
 def test_importance_sampling_does_not_give_up_before_it_has_drawn_as_much_as_it_may():
     model = linear_model(2.0)
-    search = importance.Search.make(model, seed=0, tolerance=TOLERANCE)
-    search.trace = [{"draws": 8192, "ess": 3.0}] * 4
-    for count, given_up in ((search.most_draws // 2, False), (search.most_draws, True)):
+    under_way = importance.Search.make(model, seed=0, tolerance=TOLERANCE)
+    under_way.trace = [{"draws": 8192, "ess": 3.0}] * 4
+    for count, given_up in ((under_way.most_draws // 2, False), (under_way.most_draws, True)):
         centre = importance.proposal.gaussian(np.zeros(model.dim), np.eye(model.dim))
-        search.batches = [importance.Batch(2, centre, count, np.zeros((1, model.dim)), np.zeros(1), {})] * 3
-        assert importance._hopeless(search) is given_up
-    search.modes.send(np.zeros((1, model.dim)))
-    assert importance._hopeless(search) is False  # split-HMC would not be tried while one is climbing
+        under_way.batches = [
+            importance.Batch(2, centre, count, np.zeros((1, model.dim)), np.zeros(1), {})
+        ] * 3
+        assert importance._hopeless(under_way) is given_up
+    under_way.modes.send(np.zeros((1, model.dim)))
+    assert importance._hopeless(under_way) is False  # split-HMC would not be tried while one is climbing
 
 
 def langevin_means(monkeypatch, corrected):
@@ -343,7 +358,7 @@ def test_gradients_alone_are_enough(monkeypatch, large):
     data = fald.FederatedData.from_arrays(logistic_rows(300, 3, 4))
     model = fald.models.logistic_regression(3)
     if large:  # so many parameters that Hessians are not asked for
-        monkeypatch.setattr(importance, "MOST_HESSIAN", 3)
+        monkeypatch.setattr(search, "MOST_HESSIAN", 3)
     tree = fit(model, data, curvature=large)
     assert tree.attrs["verdict"] == "reached", tree.attrs["reason"]
     uploads = set(" ".join(tree["rounds"]["uploads"].values).split())
@@ -387,46 +402,13 @@ def test_the_result_says_what_was_done_and_what_left_the_sites():
     assert not other["posterior"].to_dataset().equals(tree["posterior"].to_dataset())
 
 
-def test_the_choice_follows_from_what_the_study_allows():
-    small, large = fald.models.logistic_regression(3), fald.models.logistic_regression(600)
-    assert choose(small)[0] == "importance"
-    assert "gradients" in choose(small, curvature=False)[1]
-    assert choose(small, "corrected")[0] == "corrected"
-    assert choose(large) == ("langevin", "plain FA-LD, because the model has 601 parameters, more than 500")
-    assert choose(small, batch_size=10)[0] == "langevin"
-    assert choose(small, participation=fald.with_replacement(2))[0] == "langevin"
-    assert choose(small, privacy=fald.privacy.Protection(delta=1e-5))[0] == "langevin"
-    with pytest.raises(ConfigError, match="cannot be used: batches"):
-        choose(small, "importance", batch_size=10)
-    with pytest.raises(ConfigError, match="needs Hessians"):
-        choose(small, "corrected", curvature=False)
-    with pytest.raises(ConfigError, match="method must be"):
-        choose(small, "magic")  # type: ignore[arg-type]
-
-
-def test_batches_and_privacy_run_plain_langevin_without_a_certificate():
-    rng = np.random.default_rng(0)
-    rows = {s: rng.normal(size=(30, 1)).astype("f") for s in "ab"}
-    data, model = fald.FederatedData.from_arrays(rows), fald.models.gaussian_location([[1.0]])
-    tree = fit(model, data, accuracy=0.4, batch_size=20)
-    assert tree.attrs["verdict"] == "not certified"
-    assert "batches" in tree.attrs["chosen"]
-    assert fald.results.settings_of(tree)["batch_size"] == 20
-    with pytest.raises(ConfigError, match="private run needs sampler settings"):
-        fit(model, data, privacy=fald.privacy.Protection(delta=1e-3))
-    given = {"num_rounds": 20, "local_steps": 1, "step_size": 1e-4, "clip_norm": 1.0}
-    tree = fit(model, data, privacy=fald.privacy.Protection(delta=1e-3), sampler=given)
-    assert tree.attrs["verdict"] == "not certified"
-    assert "epsilon" in tree["sample_stats"]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"accuracy": "perfect"}, "accuracy must be"),
         ({"accuracy": 0.0}, "between 0.005 and 0.5"),
         ({"max_rounds": 2}, "max-rounds"),
-        ({"sampler": {"num_rounds": 3}}, "goes with plain FA-LD"),
+        ({"method": "magic"}, "method must be"),
     ],
 )
 def test_wrong_settings_are_named(settings, message):

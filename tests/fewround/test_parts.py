@@ -5,10 +5,10 @@ import pytest
 from scipy import stats
 
 import fald
-from fald.errors import DataError
+from fald.calculus.sums import gradients, hessians, log_likelihoods, make_site
+from fald.core.errors import DataError
 from fald.fewround import certify, explorers, proposal, site, weights
 from fald.fewround.climbers import Climbers
-from fald.fewround.evaluate import gradients, hessians, log_likelihoods, make_site
 from fald.fewround.mixture import fit_mixture
 from fald.fewround.proposal import Proposal
 from helpers import federation, linear_model
@@ -187,7 +187,8 @@ def test_an_explorer_on_the_same_hill_is_dismissed_and_another_hill_is_a_mode():
 
 
 def test_proposals_are_fitted_to_the_tails_on_which_an_sd_rests():
-    from fald.fewround import importance
+    from fald.fewround.adapt import for_moments
+    from fald.fewround.search import State
 
     def fitted(tail):
         """Mean square by the weights a mixture is fitted to, over that by the weights of the draws."""
@@ -195,8 +196,8 @@ def test_proposals_are_fitted_to_the_tails_on_which_an_sd_rests():
         logs = tail(x[:, 0]) + x[:, 0] ** 2 / 2
         smoothed, own = weights.smooth(logs), weights.moments(x, weights.smooth(logs).weights)
         known = weights.precision(x, smoothed.weights)
-        state = importance.State(smoothed, smoothed, known, own, own, x, logs)
-        return float(importance._for_moments(state) @ x[:, 0] ** 2 / (smoothed.weights @ x[:, 0] ** 2))
+        state = State(smoothed, smoothed, known, own, own, x, logs)
+        return float(for_moments(state) @ x[:, 0] ** 2 / (smoothed.weights @ x[:, 0] ** 2))
 
     assert fitted(lambda x: -np.abs(x) / 2) > 1.2
     assert fitted(lambda x: -(x**2) / 2 / 0.9) == pytest.approx(1.0)

@@ -8,11 +8,11 @@ import json
 import numpy as np
 import pytest
 
-from fald.bench import run
-from fald.bench.runner import judged, markdown
-from fald.bench.scaling import fitted
-from fald.bench.timing import Case, Contender, Goal, Timing, fastest, interleave, times_faster
-from fald.errors import ConfigError
+from fald.core.errors import ConfigError
+from fald.lab.bench import run
+from fald.lab.bench.runner import judged, markdown
+from fald.lab.bench.scaling import fitted
+from fald.lab.bench.timing import Case, Contender, Goal, Timing, fastest, interleave, times_faster
 from helpers import run_python
 
 
@@ -89,7 +89,7 @@ def test_workloads_run_and_history_grows(tmp_path):
 
 
 def test_nothing_of_it_is_needed_by_the_product():
-    code = "import sys, fald.cli, fald.bench; print({'torch', 'blackjax'} & set(sys.modules))"
+    code = "import sys, fald.cli.main, fald.lab.bench; print({'torch', 'blackjax'} & set(sys.modules))"
     assert run_python(code).strip() == "set()"
 
 

@@ -22,8 +22,8 @@ from benchmarks.rounds.references import (
 )
 from benchmarks.rounds.study import KINDS
 
-from fald.errors import ConfigError, DiagnosticsError, ExitCode, Interrupted
-from fald.models import logistic_regression
+from fald.core.errors import ConfigError, DiagnosticsError, ExitCode, Interrupted
+from fald.problem.models import logistic_regression
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fald import compare, gaussian, samplers
-from fald.cli import app
-from fald.errors import ConfigError, FaldError, Interrupted, StorageError
-from fald.reference import Reference, longest_run, pooled_nuts
+from fald.cli.main import app
+from fald.core.errors import ConfigError, FaldError, Interrupted, StorageError
+from fald.lab.reference import Reference, longest_run, pooled_nuts
 from helpers import federation, linear_model
 
 MODEL = linear_model(1.5)
@@ -22,7 +22,9 @@ PROBLEM = federation((6, 8, 12, 10), spread=1.0, prior_scale=1.5)
 TARGET = gaussian.target(*PROBLEM.energies)
 SD = np.sqrt(np.diag(TARGET.covariance))
 EXACT = Reference("exact", TARGET.mean, SD, 10**6)
-PLAN = compare.Plan(methods=("sgld", "laplace", "fedavg"), budget_rounds=64, local_steps=2, num_chains=4)
+PLAN = compare.Plan(
+    methods=("sgld", "laplace", "fedavg", "few-round"), budget_rounds=64, local_steps=2, num_chains=4
+)
 
 
 def draws_of(law, count=4000, seed=0):
@@ -87,7 +89,10 @@ def test_a_comparison_finds_what_is_known(tmp_path):
     curve = found["methods"]["sgld"]["curve"]
     assert [p["engine_rounds"] for p in curve] == compare.grid(PLAN)[1:]  # one round makes one draw
     assert np.all(np.diff([p["bytes_up"] for p in curve]) > 0)
-    assert lines[-1].startswith("3 of 3")
+    assert lines[-1].startswith("4 of 4")
+    quick = found["methods"]["few-round"]["curve"]
+    # two means to .05 sd and two sds to 5%, all at once, is what the default promises
+    assert [p["rounds"] < 10 and p["error"] < 0.1 for p in quick] == [True]
     with pytest.raises(ConfigError, match="already holds"):
         compare.compare(MODEL, PROBLEM.data, **settings)
     again = compare.compare(MODEL, PROBLEM.data, resume=True, **settings)
@@ -194,7 +199,7 @@ def test_the_command_prints_writes_and_draws(study):
 
 
 def test_the_page_shows_the_stored_numbers():
-    path = Path(__file__).parents[1] / "docs" / "make_comparison.py"
+    path = Path(__file__).parents[2] / "docs" / "make_comparison.py"
     spec = importlib.util.spec_from_file_location("make_comparison", path)
     assert spec is not None
     assert spec.loader is not None

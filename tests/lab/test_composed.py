@@ -8,7 +8,7 @@ import pytest
 
 import fald
 from fald import gaussian, samplers
-from fald.errors import ConfigError, DataError
+from fald.core.errors import ConfigError, DataError
 from helpers import START, deviations, draws, federation, linear_model
 
 NUM_CHAINS = 20_000
@@ -121,4 +121,4 @@ def test_what_is_not_gaussian_is_refused():
     with pytest.raises(ConfigError, match="constant"):
         composed(step_size=lambda k: 0.1)
     with pytest.raises(ConfigError, match="no energies"):
-        composed().traced()
+        composed().split()

@@ -10,16 +10,17 @@ from importlib import resources
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from fald.cli import main
-from fald.errors import ConfigError, Interrupted, StorageError
-from fald.reproduce import communication, page, runner
-from fald.reproduce.base import Panel, Run, cuts, read_settings
-from fald.reproduce.panels import PANELS
+from fald.cli.main import main
+from fald.core.errors import ConfigError, Interrupted, StorageError
+from fald.lab.reproduce import communication, figure3, local_steps, page, runner
+from fald.lab.reproduce.base import Panel, Run, cuts, read_settings
+from fald.lab.reproduce.panels import PANELS
 
-STORED = Path(__file__).parents[1] / "docs" / "reproduction"
-PAGE = Path(__file__).parents[1] / "docs" / "reproduction.md"
+STORED = Path(__file__).parents[2] / "docs" / "reproduction"
+PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
 
 
 def command(*arguments, cwd, code=0):
@@ -149,7 +150,7 @@ def test_unknown_size():
 
 @pytest.mark.parametrize("name", PANELS)
 def test_settings_say_what_a_reader_needs(name):
-    text = (resources.files("fald.reproduce") / "settings" / f"{name}.toml").read_text(encoding="utf-8")
+    text = (resources.files("fald.lab.reproduce") / "settings" / f"{name}.toml").read_text(encoding="utf-8")
     assert {"title", "paper", "shows"} <= set(tomllib.loads(text))
     full, quick = read_settings(name, "full"), read_settings(name, "quick")
     assert set(full) == set(quick)
@@ -163,7 +164,7 @@ def test_full_settings_are_those_of_the_paper():
     assert read_settings("fig1c", "full")["correlations"] == [0, 0.25, 0.5, 0.75, 1]
     images = read_settings("fig3", "full")
     assert images["local-steps"] == [1, 10, 20, 50, 100]
-    assert (images["num-rounds"], read_settings("fig4", "full")["num-warmup"]) == (2000, 500)
+    assert read_settings("fig4", "full")["num-warmup"] == 500
     assert (images["num-clients"], images["batch-size"], images["temperature"]) == (10, 200, 0.05)
 
 
@@ -199,6 +200,64 @@ def test_reference_moments_are_those_of_a_long_integration():
     assert problem.effective > 0.5 * 10_000
     shifted = (problem.mean + 0.1 * problem.sd - exact) / (problem.sd / np.sqrt(problem.effective))
     assert np.abs(shifted).max() > 4
+
+
+def stored(name):
+    """A stored record and its points."""
+    points = pd.read_csv(STORED / f"{name}.csv")
+    return json.loads((STORED / f"{name}.json").read_text(encoding="utf-8")), points
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_stored_records_have_the_words_of_the_settings(name):
+    record, full = stored(name)[0], read_settings(name, "full")
+    assert {key: record[key] for key in ("title", "paper", "shows", "differs")} == {
+        key: full[key] for key in ("title", "paper", "shows", "differs")
+    }
+    section = PAGE.read_text(encoding="utf-8").split(f"\n## {name}\n")[1].split("\n## ")[0]
+    assert ("Cut from the full experiment: " in section) == bool(record["cut"])
+    assert all(cut in section for cut in record["cut"])
+
+
+def test_stored_verdicts_follow_from_the_stored_points():
+    record, points = stored("fig1a")
+    points = points.astype({"rounds_law": "Int64", "rounds_runs": "Int64"})
+    facts = record["facts"]
+    known = (facts["squared heterogeneity"], facts["chance above epsilon"])
+    verdicts = [vars(v) for v in local_steps._verdicts(points, record["settings"], *known)]
+    assert verdicts == record["verdicts"][:-1]
+    (saved,) = [v for v in verdicts if "as large as 30" in v["claim"]]
+    assert saved["verdict"] == "holds"
+    assert "2,280 from K = 1 (9119 rounds)" in saved["measured"]
+    assert "23 from K = 100 (92 rounds)" in saved["measured"]
+    record, points = stored("fig4")
+    claims = [c for c in read_settings("fig4", "full")["claims"] if c["set"] in record["settings"]["sets"]]
+    verdicts = [figure3.judge(points, c) for c in claims] + figure3.shifts(stored("fig3")[1], points)
+    assert [vars(v) for v in verdicts] == record["verdicts"]
+
+
+def test_no_saving_without_local_steps():
+    table = pd.DataFrame({0: [90, 80]}, index=pd.Index([1, 10], name="local_steps"))
+    assert local_steps._savings(table).verdict == "does not hold"
+
+
+def test_a_best_k_that_moves_is_told_from_one_that_does_not():
+    rng = np.random.default_rng(0)
+
+    def scored(accuracy, brier, noise=1e-4):
+        lines = [
+            {"set": "mnist", "seed": s, "local_steps": K, "round": 10, "accuracy": a, "brier": b, "ece": 0.1}
+            for s in range(3)
+            for K, a, b in zip((1, 10), accuracy + noise * rng.standard_normal(2), brier)
+        ]
+        return pd.DataFrame(lines)
+
+    same = scored([0.8, 0.9], [0.3, 0.2])
+    by_measure, by_warmup = figure3.shifts(same, scored([0.8, 0.9], [0.2, 0.3]))
+    assert by_measure.verdict == by_warmup.verdict == "holds"
+    assert [v.verdict for v in figure3.shifts(same, same)] == ["cannot be told"] * 2
+    noisy = scored([0.9, 0.8], [0.3, 0.2], noise=10.0)
+    assert figure3.shifts(same, noisy)[1].verdict == "cannot be told"
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the page is not part of this copy")

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from fald import datasets
-from fald.errors import DataError
-from fald.reproduce import figure3, images
-from fald.reproduce.base import Run, read_settings
-from fald.reproduce.panels import PANELS
-from fald.reproduce.runner import redraw
-from fald.reproduce.scores import auroc, entropy, scores
+from fald.core.errors import DataError
+from fald.lab.reproduce import figure3, images
+from fald.lab.reproduce.base import Run, read_settings
+from fald.lab.reproduce.panels import PANELS
+from fald.lab.reproduce.runner import redraw
+from fald.lab.reproduce.scores import auroc, entropy, scores
 from images import write_set
 
 TINY = {

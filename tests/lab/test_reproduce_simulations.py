@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fald import gaussian
-from fald.reproduce import local_steps
-from fald.reproduce import simulations as sim
-from fald.reproduce.base import Run, read_settings
-from fald.reproduce.panels import PANELS
-from fald.reproduce.runner import redraw
+from fald.lab.reproduce import local_steps
+from fald.lab.reproduce import simulations as sim
+from fald.lab.reproduce.base import Run, read_settings
+from fald.lab.reproduce.panels import PANELS
+from fald.lab.reproduce.runner import redraw
 
 GAUSSIAN = [name for name in PANELS if name.startswith(("fig1", "fig2"))]
 TINY = {

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fald
-from fald.compressors import QSGD, qsgd, send, top_k
-from fald.errors import ConfigError
+from fald.core.errors import ConfigError
+from fald.langevin.compressors import QSGD, qsgd, send, top_k
 
 LIMIT = 4.5
 VECTOR = np.array([0.3, -1.2, 0.01, 2.0, 0.0, -0.4], np.float32)

@@ -10,14 +10,14 @@ import pytest
 
 import fald
 from fald import gaussian, samplers
-from fald.client import Rows
-from fald.engines import rounds
-from fald.errors import ConfigError, DataError, NonFiniteError, PrivacyError
-from fald.samplers.consensus import Consensus
-from fald.samplers.de_sgld import mixing
-from fald.samplers.fald import variant
-from fald.samplers.names import METHODS, takes
-from fald.samplers.scaffold import ScaffoldI, ScaffoldII
+from fald.core.errors import ConfigError, DataError, NonFiniteError, PrivacyError
+from fald.lab.methods.consensus import Consensus
+from fald.lab.methods.de_sgld import mixing
+from fald.lab.methods.scaffold import ScaffoldI, ScaffoldII
+from fald.langevin import rounds
+from fald.langevin.client import Rows
+from fald.langevin.fald import variant
+from fald.langevin.registry import METHODS, takes
 from helpers import deviations, draws, federation, linear_model
 
 NUM_CHAINS = 1500
@@ -165,8 +165,8 @@ class TestCosts:
         assert tree["cost"]["rounds"].values.tolist() == [10] * 3
 
     def test_count_beyond_32_bits(self):
-        from fald.engines import tally
-        from fald.participation import Drawn
+        from fald.langevin import costs as tally
+        from fald.settings.participation import Drawn
 
         drawn = Drawn(jnp.array([[0, 1]]), jnp.array([[0.5, 0.5]]))
         sums = (jnp.zeros((2, 1), jnp.uint32), jnp.zeros((2, 1), jnp.uint32))

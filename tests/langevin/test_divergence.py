@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fald
-from fald.errors import ExitCode, NonFiniteError
+from fald.core.errors import ExitCode, NonFiniteError
 
 
 def federation(outcome_fn, scale=1.0, sizes=(40, 17, 3)):

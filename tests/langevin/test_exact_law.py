@@ -13,9 +13,9 @@ import pytest
 
 import fald
 from fald import gaussian
-from fald.client import Rows
-from fald.engines import rounds
-from fald.noise import own_variance
+from fald.langevin import rounds
+from fald.langevin.client import Rows
+from fald.langevin.noise import own_variance
 from helpers import START, deviations, draws, federation, linear_model, quadratics
 
 pytestmark = pytest.mark.slow
@@ -162,7 +162,7 @@ def test_sampler_with_a_mistake_in_its_noise_is_rejected(mistake, monkeypatch):
     scheme, noise, variance = MISTAKEN_VARIANCE[mistake]
     settings = {"participation": SCHEMES[scheme], "noise": noise}
     # the package's attribute of this name is the function
-    monkeypatch.setattr(sys.modules["fald.samplers.fald"], "own_variance", variance)
+    monkeypatch.setattr(sys.modules["fald.langevin.fald"], "own_variance", variance)
     sample = sampled(4, 4, model=dataclasses.replace(MODEL), **settings)
     assert largest(sample, expected(4, **settings)) > 2 * LIMIT
 

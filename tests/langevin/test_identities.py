@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import fald
-from fald import loop
-from fald.engines import inprocess, rounds
-from fald.gradients import Split, choose_without_replacement
-from fald.keys import Stream, chain_key, client_key, normals, stream_key
+from fald.calculus.gradients import Split, choose_without_replacement
+from fald.core.keys import Stream, chain_key, client_key, normals, stream_key
+from fald.langevin import inprocess, rounds
+from fald.runtime import loop
 from helpers import run_python
 
 SIZES = {"ash": 6, "birch": 1, "cedar": 9, "elm": 6, "fir": 1}
@@ -321,7 +321,7 @@ def test_float64_agrees_to_its_own_rounding():
         assert distance_to_fedavg(tree, DATA, local_steps=3) < 1e-13
         assert positions(tree).dtype == np.float64
         assert tree["sample_stats"]["energy"].dtype == np.float64
-        assert fald.results.settings_of(tree)["precision"] == "float64"
+        assert fald.results.tree.settings_of(tree)["precision"] == "float64"
     # what single precision leaves is far above that tolerance
     single = run(temperature=0.0, participation=ONE)
     assert positions(single).dtype == np.float32

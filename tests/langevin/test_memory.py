@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 SCRIPT = """
 import sys
 import numpy as np, jax, fald
-from fald.engines import inprocess
+from fald.langevin import inprocess
 
 def status(field):
     with open("/proc/self/status") as lines:

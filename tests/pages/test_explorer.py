@@ -6,13 +6,13 @@ import pytest
 
 import fald
 from fald import planner
-from fald.constants import constants
-from fald.errors import ConfigError
+from fald.core.errors import ConfigError
 from fald.pages.explorer import Explorer, Run
 from fald.planner import Setting
 from fald.privacy.accountant import account
 from fald.privacy.settings import RunSettings
-from fald.study import load_study
+from fald.study.schema import load_study
+from fald.theory.measured import constants
 
 SETTINGS = {
     "local_steps": 5,

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from fald import journal
-from fald.errors import ConfigError
-from fald.journal import Journal
+from fald.core.errors import ConfigError
 from fald.pages.follow import Follower
+from fald.runtime import journal
+from fald.runtime.journal import Journal
 
 SITES = {"north": 30, "south": 10}
 

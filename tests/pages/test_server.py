@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from fald.errors import ConfigError
-from fald.journal import Journal
+from fald.core.errors import ConfigError
 from fald.pages.server import Page, address, make_server
+from fald.runtime.journal import Journal
 
 
 def answer(query):

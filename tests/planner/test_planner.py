@@ -13,11 +13,15 @@ from hypothesis import strategies as st
 
 import fald
 import helpers
-from fald import gaussian, plan_report, planner, prepare
-from fald.errors import ConfigError
-from fald.participation import full, with_replacement, without_replacement
+from fald import gaussian, planner
+from fald.calculus import mode as prepare
+from fald.core.errors import ConfigError
 from fald.planner import Goal, Problem, Setting
-from fald.predict import flat_positions
+from fald.privacy import RunSettings
+from fald.privacy.events import step_noise
+from fald.report import plan as plan_report
+from fald.results.predict import flat_positions
+from fald.settings.participation import full, with_replacement, without_replacement
 from helpers import gaussian_federation as federation
 from helpers import in_parameters
 
@@ -203,7 +207,7 @@ def test_impossible_wishes_are_named():
         planner.fewest_rounds(problem, participation=with_replacement(1), noise="paper")
     with pytest.raises(ConfigError, match="num-rounds = 20 do not give 150 effective draws per chain"):
         planner.best_accuracy(problem, 20)
-    with pytest.raises(ConfigError, match=r"correlation is out of its range; got 1.5"):
+    with pytest.raises(ConfigError, match=r"correlation must be between 0 and 1; got 1.5"):
         planner.fewest_rounds(problem, correlation=1.5)
     with pytest.raises(ConfigError, match="another posterior"):
         planner.fewest_rounds(problem, participation=without_replacement(2))
@@ -278,8 +282,6 @@ def test_the_front_has_no_point_that_another_beats():
 
 
 def test_the_front_asks_an_accountant_if_there_is_one():
-    from fald.privacy import RunSettings
-
     problem = Problem.from_gaussian(*federation(), start=[2.0, 2.0])
     asked = []
 
@@ -310,6 +312,62 @@ def test_privacy_loss_grows_with_what_reveals_more():
     assert planner.privacy_loss(problem, replace(setting, step_size=0.04), 100, 4) == pytest.approx(2 * loss)
     assert planner.privacy_loss(problem, replace(setting, correlation=0.5), 100, 4) > loss
     assert planner.privacy_loss(problem, replace(setting, temperature=2.0), 100, 4) < loss
+
+
+def _drawn_in_every_round(problem, setting, num_rounds, num_chains, times):
+    """μ of the worst client by the accountants' own multipliers, if it is drawn ``times`` times a round."""
+    known = ("local_steps", "step_size", "temperature", "correlation", "participation", "noise", "batch_size")
+    run = RunSettings(sizes=problem.sizes, num_rounds=num_rounds, num_chains=num_chains, sensitivity=1.0,
+                      **{name: getattr(setting, name) for name in known})  # fmt: skip
+    noise = step_noise(run)
+    least = min(noise.presence(c, times).own for c in range(run.num_clients)) * noise.step[0]
+    return math.sqrt(run.num_steps * num_chains) / least
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_privacy_loss_is_that_of_the_accountants_multipliers(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 9))
+    sizes = np.full(n, 12) if seed % 3 == 2 else rng.integers(5, 200, n)
+    drawn = int(rng.integers(2, 12))
+    scheme = [with_replacement(drawn), full(), without_replacement(int(rng.integers(1, n + 1)))][seed % 3]
+    known = Problem.from_gaussian(np.ones((n, 1, 1)), rng.standard_normal((n, 1)), sizes / sizes.sum())
+    problem = replace(known, sizes=sizes)
+    setting = Setting(
+        int(rng.integers(1, 20)), 10.0 ** rng.uniform(-6, -2), rng.uniform(0, 0.99), scheme,
+        str(rng.choice(["realised", "paper"])), rng.uniform(0.1, 2), rng.choice([None, 3, 50]),
+    )  # fmt: skip
+    run = (problem, setting, int(rng.integers(1, 500)), int(rng.integers(1, 5)))
+    most = drawn if scheme.scheme == "with-replacement" else 1
+    loss = planner.privacy_loss(*run)
+    assert loss == pytest.approx(_drawn_in_every_round(*run, times=most), rel=1e-12)
+    # the twin: as if a client were drawn once; less is revealed exactly where drawing twice shows more
+    once = _drawn_in_every_round(*run, times=1)
+    assert (once < 0.9 * loss) == (most > 1 and setting.noise == "realised")
+
+
+def test_privacy_loss_of_a_client_that_is_drawn_every_time():
+    problem = Problem.from_gaussian(np.ones((4, 1, 1)), np.zeros((4, 1)), np.full(4, 0.25))
+    losses = {
+        noise: planner.privacy_loss(problem, Setting(1, 0.02 * 0.25, 0, with_replacement(8), noise), 1, 1)
+        for noise in ("realised", "paper")
+    }
+    # z = p√(2v/η) = 0.25·20·√v, with v = 8/8 for eight draws out of eight, and 4 as published
+    assert losses["realised"] == pytest.approx(1 / 5)
+    assert losses["paper"] == pytest.approx(1 / 10)
+
+
+def test_the_start_is_known_where_one_step_forgets_it():
+    # K = 1 and η = 1/λ: the rate of a round is exactly one
+    problem = Problem.from_gaussian(np.full((2, 1, 1), 4.0), [[1.0], [3.0]], [0.5, 0.5], start=[5.0])
+    law = planner.chain(problem, Setting(1, 0.25))
+    assert law.rates[0] == 1
+    (mean, covariance), after = in_parameters(law, law.at(0)), in_parameters(law, law.at(1))
+    np.testing.assert_allclose([mean[0], covariance[0, 0]], [3.0, 0.0], atol=1e-12)  # from the mode at 2
+    np.testing.assert_allclose(after[1], in_parameters(law, law.stationary)[1])
+    np.testing.assert_allclose(after[0], 0, atol=1e-12)
+    assert law.excess(0, Goal()) > 1
+    assert law.arrival(Goal(sd_error=0.5)) == 1
 
 
 def test_a_linear_energy_and_flat_directions_have_a_law():

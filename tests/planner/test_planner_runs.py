@@ -13,11 +13,13 @@ import pytest
 from scipy.stats import norm, qmc
 
 import fald
-from fald import plan_report, planner, prepare
-from fald.datasets import load_bundled_study
+from fald import planner
+from fald.calculus import mode as prepare
 from fald.planner import Goal, Setting
-from fald.predict import flat_positions
-from fald.results import settings_of
+from fald.report import plan as plan_report
+from fald.results.predict import flat_positions
+from fald.results.tree import settings_of
+from fald.study.datasets import load_bundled_study
 from helpers import in_parameters, pooled_nuts
 
 pytestmark = pytest.mark.slow

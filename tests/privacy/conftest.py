@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from fald.participation import without_replacement
 from fald.privacy import RunSettings
+from fald.settings.participation import without_replacement
 
 
 def _run(**changes) -> RunSettings:

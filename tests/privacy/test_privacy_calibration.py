@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fald.errors import ConfigError, PrivacyError
-from fald.participation import with_replacement, without_replacement
+from fald.core.errors import ConfigError, PrivacyError
 from fald.privacy import Budget, RunSettings, account, calibrate, pareto_front
+from fald.settings.participation import with_replacement, without_replacement
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ from dp_accounting.pld import privacy_loss_distribution as library
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from fald.participation import with_replacement, without_replacement
 from fald.privacy import Ledger, RunSettings, account, step_noise, step_profile
 from fald.privacy.events import _multiplicities
 from fald.privacy.rdp import RdpSteps
+from fald.settings.participation import with_replacement, without_replacement
 
 pytestmark = pytest.mark.slow
 

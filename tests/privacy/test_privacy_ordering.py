@@ -10,9 +10,9 @@ from dp_accounting.pld import privacy_loss_distribution as library
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fald.errors import ConfigError
-from fald.participation import with_replacement, without_replacement
+from fald.core.errors import ConfigError
 from fald.privacy import Ledger, RunSettings, account, paper_bound
+from fald.settings.participation import with_replacement, without_replacement
 
 pytestmark = pytest.mark.slow
 

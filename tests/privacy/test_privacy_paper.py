@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fald.errors import ConfigError
-from fald.participation import with_replacement, without_replacement
+from fald.core.errors import ConfigError
 from fald.privacy import Ledger, RunSettings, paper_bound
+from fald.settings.participation import with_replacement, without_replacement
 
 DELTA_0 = 1e-5
 # l = xθ with |x| ≤ 1, ten clients of 100 rows, one drawn, one step on all rows, ε₀ = 1

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fald.errors import ConfigError
-from fald.participation import without_replacement
+from fald.core.errors import ConfigError
 from fald.privacy import Ledger, account, paper_bound, step_noise
+from fald.settings.participation import without_replacement
 
 # K, S, η, batch, z, published ε, corrected ε, RDP ε, PLD ε at N=10, p=.1, n_c=6000, Δ=2, T=1e4, δ=1e-5
 TABLE = [

@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-from fald.errors import ConfigError, PrivacyError
-from fald.participation import with_replacement, without_replacement
+from fald.core.errors import ConfigError, PrivacyError
 from fald.privacy import Ledger, account, paper_bound, step_noise
+from fald.settings.participation import with_replacement, without_replacement
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_correlation_near_one_is_finite_and_large(run):
         ({"num_rounds": 1.5}, "num-rounds"),
         ({"num_chains": True}, "num-chains"),
         ({"batch_size": 0}, "batch-size"),
-        ({"step_size": 0.0}, "step-size must be > 0"),
+        ({"step_size": 0.0}, "step-size must be a number > 0"),
         ({"step_size": [1e-7] * 3}, "one value per local step"),
         ({"step_size": math.nan}, "step-size"),
         ({"temperature": -1.0}, "temperature"),

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from fald.errors import ConfigError, ExitCode, PrivacyError
-from fald.participation import with_replacement, without_replacement
+from fald.core.errors import ConfigError, ExitCode, PrivacyError
 from fald.privacy import account, require_private, statement
+from fald.settings.participation import with_replacement, without_replacement
 
 
 def test_says_everything(small):

@@ -9,10 +9,10 @@ import pytest
 from scipy import stats
 
 import fald
-from fald.errors import PrivacyError
-from fald.gradients import Batch, gradient_fn
-from fald.predict import flat_positions
+from fald.calculus.gradients import Batch, gradient_fn
+from fald.core.errors import PrivacyError
 from fald.privacy import Ledger, Protection, RunSettings, account
+from fald.results.predict import flat_positions
 
 SLOPE = fald.Model(
     logprior_fn=lambda p: 0.0 * p["theta"],
@@ -93,7 +93,7 @@ def test_private_noise_cannot_be_repeated_from_the_seed():
 
 def test_no_secret_is_written_to_disk(tmp_path, monkeypatch):
     words = np.array([0xDEADBEEF, 0x12345678], np.uint32)
-    monkeypatch.setattr("fald.sampling.secret_words", lambda: words)
+    monkeypatch.setattr("fald.langevin.sampling.secret_words", lambda: words)
     privacy = Protection(delta=1e-4)
     data = regression_data()
     tree = fald.sample(0, LOGISTIC, data, num_rounds=20, privacy=privacy, checkpoint=tmp_path / "c", **RUN)

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 import fald
-from fald.data import encode_features, read_table
-from fald.errors import ConfigError, DataError, ExitCode
+from fald.core.errors import ConfigError, DataError, ExitCode
+from fald.problem.data import encode_features, read_table
 
 FederatedData = fald.FederatedData
 

@@ -15,8 +15,8 @@ from jax.flatten_util import ravel_pytree
 
 import fald
 from fald import models
-from fald.errors import ConfigError, DataError
-from fald.gradients import client_rows, energy_fn
+from fald.calculus.gradients import client_rows, energy_fn
+from fald.core.errors import ConfigError, DataError
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(30, 3))

@@ -10,8 +10,8 @@ import xarray as xr
 from arviz_stats.base import array_stats
 
 import fald
-from fald.errors import ConfigError, DataError
-from fald.models import from_numpyro
+from fald.core.errors import ConfigError, DataError
+from fald.problem.from_numpyro import from_numpyro
 
 pytestmark = pytest.mark.slow
 

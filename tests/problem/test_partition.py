@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fald import partition
-from fald.errors import ConfigError, DataError
+from fald.core.errors import ConfigError, DataError
 
 ROWS = np.arange(200)
 LABELS = np.random.default_rng(0).choice(5, 200, p=[0.4, 0.3, 0.2, 0.09, 0.01])

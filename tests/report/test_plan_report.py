@@ -8,11 +8,11 @@ import tomllib
 
 import pytest
 
-import fald
-from fald import plan_report, planner
-from fald.datasets import load_bundled_study, study_path
-from fald.errors import ConfigError
-from fald.study import SamplerSection
+from fald import planner
+from fald.core.errors import ConfigError
+from fald.report import plan as plan_report
+from fald.study.datasets import load_bundled_study, study_path
+from fald.study.schema import SamplerSection, load_study
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_written_settings_change_nothing_else(plan, tmp_path):
     changed = [(a, b) for a, b in zip(before.splitlines(), after.splitlines()) if a != b]
     assert len(before.splitlines()) == len(after.splitlines())
     assert all(a.split("=")[0] == b.split("=")[0] for a, b in changed)
-    assert fald.study.load_study(path).sampler.local_steps == chosen["local-steps"]
+    assert load_study(path).sampler.local_steps == chosen["local-steps"]
 
 
 STUDIES = {

@@ -9,29 +9,31 @@ import pandas as pd
 import pytest
 
 import fald
-from fald.commands import open_run
+from command import run
 from fald.report import result_document, run_document
-from fald.report.lights import lights, overall
 from fald.report.page import FORMATS, html, look_up, markdown
-from fald.report.predictive import SMALLEST_CELL, compare
-from fald.study import load_study
+from fald.results.examine import made_checks
+from fald.results.judgement import judgement
+from fald.results.predictive import SMALLEST_CELL, compare
+from fald.study.folder import open_run
+from fald.study.schema import load_study
 from reports import make_runs
-from test_cli import restore_precision, run  # noqa: F401
 
 ROW = {"parameter": "x", "r_hat": 1.0, "ess_bulk": 1000.0}
 SITE = {"client": "a", "took_part": 5, "seldom": False}
 CHECK = {
     key: {"p_value": 0.5, "distance": 0.1} for key in ("site_means", "squared_error", "calibration_error")
 }
-CHECK["sites"] = []
+CHECK |= {"sites": [], "outcome": "mean outcome"}
 PREDICTED = {"bias": 0.01, "bias_parameter": "x", "sd_error": 0.01, "sd_parameter": "x"}
 HEALTHY = {
     "run": {
-        "summary": [ROW], "point_estimate": False, "rounds_done": 10, "settings": {"num_rounds": 10},
+        "kind": "chain", "summary": [ROW], "rounds_done": 10, "settings": {"num_rounds": 10},
         "foreseen": {"predicted": PREDICTED}, "step_times_curvature": 0.1, "pseudo_posterior": False,
     },
     "ended": "", "chains": 4, "modes": None, "sites": [SITE], "predictive": CHECK, "no_predictive": "",
-    "federation": None, "reference": None,
+    "federation": None, "reference": None, "prior": [{"parameter": "x", "prior": 0.01, "likelihood": 0.1}],
+    "columns": {"constant": [], "copies": [], "dependent": [], "inflated": []}, "values": [],
     "doubling": {"shift": 0.01, "standard_error": 0.01, "shift_parameter": "x"},
 }  # fmt: skip
 
@@ -115,7 +117,9 @@ def test_the_document_is_that_of_the_files(fitted, name):
     if name == "sampled":
         sent = tree["cost"]["bytes_up"].sum("chain").values
         largest = max(row["r_hat"] for row in document["run"]["summary"])
-        (mixing,) = [light for light in document["lights"] if light["name"].startswith("Mixing")]
+        (mixing,) = [
+            light for light in document["run"]["judgement"]["checks"] if light["name"].startswith("Mixing")
+        ]
         assert mixing["shown"] == f"{largest:.3f}"
     else:
         sent = [tree["rounds"]["bytes_up"].values.sum()] * 3
@@ -130,12 +134,12 @@ def test_the_page_is_one_small_file_and_markdown_says_the_same(fitted, name):
     assert not re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"'](?!data:)", content)
     page, text = read(path), (fitted / name / "report.md").read_text(encoding="utf-8")
     document = run_document(*open_run(fitted / name))
-    for part in ("status/headline", "effects/0/label", "command"):
+    for part in ("run/judgement/headline", "effects/0/label", "command"):
         value = look_up(document, "/" + part)
         assert value in page.text
         assert value in text
     assert document["command"] == f"fald run {name}.toml -q --out {name}"
-    for light in document["lights"]:
+    for light in document["run"]["judgement"]["checks"]:
         assert light["sentence"] in page.text
     table = re.search(r"^\| parameter .*?\n\n", text, re.MULTILINE | re.DOTALL).group()
     widths = {line.count("|") for line in table.strip().splitlines()}
@@ -180,15 +184,15 @@ def test_a_reference_is_compared_with(fitted):
         for n in ("sampled", "fitted")
     )
     assert found["shift"] >= abs(ours.mean() - theirs.mean()) / theirs.std() - 1e-9
-    (light,) = [x for x in document["lights"] if x["name"] == "Distance to a reference"]
+    (light,) = [x for x in document["run"]["judgement"]["checks"] if x["name"] == "Distance to a reference"]
     assert light["colour"] in ("green", "amber")
     # the twin: the same draws, a posterior sd away
     moved = fald.load(fitted / "sampled" / "posterior.nc")
     moved["posterior"]["intercept"] = moved["posterior"]["intercept"] + float(theirs.std())
     far = result_document(moved, reference=("nuts", fald.load(fitted / "fitted" / "posterior.nc")))
-    (light,) = [x for x in far["lights"] if x["name"] == "Distance to a reference"]
+    (light,) = [x for x in far["run"]["judgement"]["checks"] if x["name"] == "Distance to a reference"]
     assert light["colour"] == "red"
-    assert far["status"]["colour"] == "red"
+    assert far["run"]["judgement"]["colour"] == "red"
 
 
 def top(page):
@@ -210,7 +214,7 @@ def test_the_report_of_a_diverged_run_says_so_at_the_top(tmp_path):
     said = run("run", "study.toml", "-q", "--out", "run", cwd=tmp_path, code=4)
     assert "report.html" in said
     page = read(tmp_path / "run" / "report.html")
-    assert "Do not rely on this result." in top(page)
+    assert "Do not use this result." in top(page)
     assert "The run ended early" in top(page)
     assert "non-finite" in top(page)
     assert "A check failed" in page.text
@@ -218,7 +222,7 @@ def test_the_report_of_a_diverged_run_says_so_at_the_top(tmp_path):
 
 def test_chains_that_disagree_and_a_silent_site_stand_at_the_top(fitted, tmp_path):
     tree = fald.load(fitted / "sampled" / "posterior.nc")
-    assert result_document(tree)["status"]["colour"] != "red"
+    assert result_document(tree)["run"]["judgement"]["colour"] != "red"
     stats, posterior = tree["sample_stats"].to_dataset(), tree["posterior"].to_dataset()
     silent = list(tree["constant_data"]["client"].values).index("tiny")
     stats["weight"] = stats["weight"].where(stats["participant"] != silent, 0.0)
@@ -227,11 +231,11 @@ def test_chains_that_disagree_and_a_silent_site_stand_at_the_top(fitted, tmp_pat
     tree["sample_stats"].dataset, tree["posterior"].dataset = stats, posterior
     path = fald.write_report(tree, tmp_path)
     page = read(path)
-    assert "Do not rely on this result." in top(page)
+    assert "Do not use this result." in top(page)
     assert re.search(r"The chains disagree: R-hat of intercept is 1\.[1-9]", top(page))
     assert "Site tiny never took part" in top(page)
     assert "tiny (silent)" in page.text
-    assert "Do not rely on this result." in (tmp_path / "report.md").read_text().partition("## The answer")[0]
+    assert "Do not use this result." in (tmp_path / "report.md").read_text().partition("## The answer")[0]
 
 
 def test_a_verdict_that_says_no_stands_at_the_top(fitted, tmp_path):
@@ -242,13 +246,13 @@ def test_a_verdict_that_says_no_stands_at_the_top(fitted, tmp_path):
         "advice": "allow more rounds",
     }
     page = read(fald.write_report(tree, tmp_path))
-    assert "Do not rely on this result." in top(page)
+    assert "Do not use this result." in top(page)
     assert "not reached: the weights are uneven. What to do: allow more rounds." in top(page)
 
 
 def test_a_point_estimate_has_a_report_without_intervals(fitted, tmp_path):
     tree = fald.load(fitted / "sampled" / "posterior.nc")
-    tree.attrs["point_estimate"] = 1
+    tree.attrs["kind"] = "point estimate"
     page, estimate = read(fald.write_report(tree, tmp_path)), result_document(tree)["run"]["estimate"]
     assert "there is no posterior" in top(page)
     assert "interval" not in page.text.partition("The answer")[2].replace("no interval", "")
@@ -308,8 +312,16 @@ def test_predictive_p_values_are_small_no_more_often_than_they_say():
     assert np.mean(np.array(wide) < 0.05) > 0.5
 
 
+def checks_of(facts):
+    return judgement(made_checks(facts))["checks"]
+
+
 def fit_of(found):
-    return lights({**HEALTHY, "predictive": found})[-1]
+    return next(
+        c
+        for c in checks_of({**HEALTHY, "predictive": {"outcome": "counts", **found}})
+        if c["name"] == "Fit of the model"
+    )
 
 
 def test_a_model_that_fits_passes_and_one_that_does_not_fails():
@@ -325,7 +337,7 @@ def test_a_model_that_fits_passes_and_one_that_does_not_fails():
 
 def test_every_light_can_be_green_and_red():
     base, row, site, check, predicted = HEALTHY, ROW, SITE, CHECK, PREDICTED
-    assert overall(lights(base))["colour"] == "green"
+    assert judgement(made_checks(base))["colour"] == "green"
     broken = {
         "Run complete": {"ended": "stopped"},
         "Mixing (R-hat)": {"run": {**base["run"], "summary": [{**row, "r_hat": 1.5}]}},
@@ -340,9 +352,9 @@ def test_every_light_can_be_green_and_red():
         "Fit of the model": {"predictive": {**check, "squared_error": {"p_value": 0.002, "distance": 9.0}}},
     }
     for name, change in broken.items():
-        found = {light["name"]: light["colour"] for light in lights({**base, **change})}
+        found = {light["name"]: light["colour"] for light in checks_of({**base, **change})}
         assert [n for n, colour in found.items() if colour == "red"] == [name]
-        assert overall(lights({**base, **change}))["colour"] == "red"
+        assert judgement(made_checks({**base, **change}))["colour"] == "red"
 
 
 def test_names_cannot_write_into_the_page(fitted):

@@ -10,7 +10,7 @@ import xarray as xr
 
 import fald
 from fald import diagnostics, gaussian
-from fald.errors import ConfigError
+from fald.core.errors import ConfigError
 
 
 def tree_of(**draws):

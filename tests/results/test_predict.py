@@ -11,8 +11,8 @@ import scipy.stats
 
 import fald
 from fald import models
-from fald.errors import ConfigError, DataError
-from fald.predict import flat_positions
+from fald.core.errors import ConfigError, DataError
+from fald.results.predict import flat_positions
 
 RNG = np.random.default_rng(8)
 NAMES = ["age", "dose"]

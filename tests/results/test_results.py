@@ -12,8 +12,8 @@ import pytest
 import xarray as xr
 
 import fald
-from fald.errors import ConfigError, DataError, StorageError
-from fald.results import draws_by_row, settings_of
+from fald.core.errors import ConfigError, DataError, StorageError
+from fald.results.tree import draws_by_row, settings_of
 from helpers import run_python
 
 RNG = np.random.default_rng(4)

@@ -16,9 +16,10 @@ import pytest
 import xarray as xr
 
 import fald
-from fald import checkpoint as checkpoint_module
-from fald.checkpoint import Store, write_atomically
-from fald.errors import ConfigError, ExitCode, Interrupted, StorageError
+from fald.core.errors import ConfigError, ExitCode, Interrupted, StorageError
+from fald.core.files import write_atomically
+from fald.runtime import checkpoint as checkpoint_module
+from fald.runtime.checkpoint import Store
 
 
 def federation(shift=0.0):
@@ -96,9 +97,10 @@ NO_SHARED_CACHE = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
 
 def start_python(call, path):
-    code = f"import sys; sys.path.insert(0, sys.argv[1]); import test_checkpoint as t; t.{call}(sys.argv[2])"
+    code = f"import sys; sys.path[:0] = sys.argv[2:]; import test_checkpoint as t; t.{call}(sys.argv[1])"
+    here = Path(__file__).parent
     return subprocess.Popen(
-        [sys.executable, "-c", code, str(Path(__file__).parent), str(path)],
+        [sys.executable, "-c", code, str(path), str(here), str(here.parent)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

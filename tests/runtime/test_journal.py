@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import fald
-from fald import journal
-from fald.engines import InProcess
-from fald.errors import ConfigError, Interrupted, NonFiniteError, StorageError
+from fald.core.errors import ConfigError, Interrupted, NonFiniteError, StorageError
 from fald.fewround.exchange import InProcessExchange
-from fald.journal import Journal, alive, read
-from fald.summaries import settling
+from fald.langevin.engines import InProcess
+from fald.results.summary import settling
+from fald.runtime import journal
+from fald.runtime.journal import Journal, alive, read
 from helpers import federation, linear_model
 
 ROWS = federation().data
@@ -191,7 +191,7 @@ def test_an_absent_journal_is_an_error_with_a_hint(tmp_path):
 @pytest.mark.skipif(os.name == "nt", reason="locks are those of POSIX")
 def test_the_lock_tells_a_living_run_from_a_killed_one(tmp_path):
     code = (
-        "import sys, time; from fald.journal import Journal\n"
+        "import sys, time; from fald.runtime.journal import Journal\n"
         "with Journal(sys.argv[1]).running(round=0):\n    time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
@@ -210,7 +210,7 @@ def test_the_lock_tells_a_living_run_from_a_killed_one(tmp_path):
 
 
 def test_every_key_is_in_the_reference(tmp_path):
-    page = Path(__file__).parents[1] / "docs" / "reference" / "file-formats.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "file-formats.md"
     described = page.read_text(encoding="utf-8").partition("## The journal")[2].partition("## Folder of a")[0]
     sample(tmp_path)
     keys = {key for line in read(tmp_path) for key in line}

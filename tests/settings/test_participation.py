@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import fald
-from fald import participation
-from fald.errors import ConfigError
-from fald.keys import Stream, stream_key
-from fald.participation import draw, num_slots
+from fald.core.errors import ConfigError
+from fald.core.keys import Stream, stream_key
+from fald.settings import participation
+from fald.settings.participation import draw, num_slots
 
 SIZES = (1, 2, 3, 4)
 NUM_ROUNDS = 20_000

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fald import datasets
-from fald.errors import ConfigError, DataError
+from fald.core.errors import ConfigError, DataError
 from images import FILES, write_set
 
 

@@ -5,9 +5,9 @@ import sqlite3
 
 import pandas as pd
 
-from fald.data import FederatedData
-from fald.federation.flower.app import make_client_app
-from fald.study import Study
+from fald.federation.engines.flower.app import make_client_app
+from fald.problem.data import FederatedData
+from fald.study.schema import Study
 
 
 def load(study: Study) -> FederatedData:

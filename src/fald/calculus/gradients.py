@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fald.data import FederatedData
-from fald.keys import integers
-from fald.models.base import Model
-from fald.types import PyTree
+from fald.core.keys import integers
+from fald.core.types import PyTree
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
 
 
 class Batch(NamedTuple):

@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fald.data import FederatedData
-from fald.errors import DataError
-from fald.models.base import Model
-from fald.types import PyTree
+from fald.core.errors import DataError
+from fald.core.types import PyTree
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
 
 Array = NDArray[Any]
 

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.models.base import Model
-from fald.types import PyTree
+from fald.core.types import PyTree
+from fald.problem.model import Model
 
 Array = NDArray[Any]
 
 _WORK = 1 << 22  # row-parameter pairs evaluated at once
+_MATRICES = 1 << 25  # numbers in the Hessians of the rows of one part
 
 
 class Site(NamedTuple):
@@ -28,9 +29,12 @@ class Site(NamedTuple):
 
 
 def make_site(model: Model, rows: PyTree, name: str) -> Site:
-    """Prepare the rows of a site: parts of 8, 64 or 512 rows, so that sites share compiled programs."""
-    count = len(jax.tree.leaves(rows)[0])
-    size = next((s for s in (8, 64) if count <= s), 512)
+    """Prepare the rows of a site: parts of 8, 64 or 512 rows, so that sites share compiled programs.
+
+    Parts are small enough for the Hessian of one, which takes memory for each of its rows.
+    """
+    count, most = len(jax.tree.leaves(rows)[0]), _MATRICES // model.dim**2
+    size = next((s for s in (8, 64) if count <= s or most < 8 * s), 512)
     return Site(model, tuple(_parts(rows, count, size)), name)
 
 
@@ -96,9 +100,11 @@ def _over_parts(function, site: Site, thetas: Array, weight: int) -> list[Array]
     batch = max(1, min(len(filled), _WORK // (size * weight)))
     with jax.enable_x64(True):
         given = jnp.asarray(np.asarray(filled, np.float64))
-        results = [function(site.model, given, *part, batch) for part in site.parts]
-        leaves = [[np.asarray(leaf) for leaf in jax.tree.leaves(r)] for r in results]
-    return [np.sum(parts, axis=0)[:count] for parts in zip(*leaves)]
+        sums: list[Array] = []
+        for part in site.parts:  # added as they come, so that memory does not grow with the rows
+            new = [np.asarray(leaf) for leaf in jax.tree.leaves(function(site.model, given, *part, batch))]
+            sums = [a + b for a, b in zip(sums, new)] if sums else new
+    return [a[:count] for a in sums]
 
 
 def log_likelihoods(site: Site, positions: Array) -> Array:
@@ -117,6 +123,22 @@ def hessians(site: Site, positions: Array) -> tuple[Array, Array, Array]:
     values, grads, second = _over_parts(_hessians, site, positions, site.model.dim)
     with np.errstate(invalid="ignore"):  # infinite where there is no density
         return values, grads, (second + np.swapaxes(second, 1, 2)) / 2
+
+
+def hessian_products(site: Site, position: Array, vector: Array) -> Array:
+    """(d,) Hessian of the site's log likelihood at a position (d,), times a vector (d,)."""
+    with jax.enable_x64(True):
+        theta, along = (jnp.asarray(np.asarray(a, np.float64)) for a in (position, vector))
+        return sum(
+            (np.asarray(_product(site.model, theta, along, part)) for part in site.parts), np.zeros(())
+        )
+
+
+@partial(jax.jit, static_argnums=0)
+def _product(model: Model, theta: jax.Array, along: jax.Array, part: tuple[PyTree, jax.Array]) -> jax.Array:
+    rows, mask = part
+    slope = jax.grad(lambda t: _loglikelihood(model, t, rows, mask))
+    return jax.jvp(slope, (theta,), (along,))[1]
 
 
 def prior_derivatives(model: Model, positions: Array) -> tuple[Array, Array, Array]:

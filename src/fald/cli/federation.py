@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fald.errors import ExitCode
+from fald.core.errors import ExitCode
 from fald.federation import commands
 
 app = typer.Typer(
@@ -32,12 +32,13 @@ def init(
         str, typer.Option(help="Name or address at which sites reach the coordinator.", show_default=False)
     ],
     port: Annotated[int, typer.Option(help="Port of the server.")] = commands.PORT,
+    engine: Annotated[str, typer.Option(help="What carries the federation.")] = commands.ENGINE,
 ) -> None:
     """Make a federation: a certificate authority, the server, and a kit for every site.
 
     Example: fald federation init trial --sites north,south,west --host fald.example.org
     """
-    print(commands.init(name, sites, host, port))
+    print(commands.init(name, sites, host, port, engine))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The ``fald`` command: thin wrappers over ``fald.commands``."""
+"""The ``fald`` command: thin wrappers over the rooms below."""
 
 from __future__ import annotations
 
@@ -13,18 +13,32 @@ from typing import Annotated, Any
 import jax
 import typer
 
-from fald import cli_lab, commands, diagnostics, fit_report, plan_report, privacy_commands, tables
 from fald import report as reports
-from fald.checkpoint import write_atomically
-from fald.cli_options import Json, Level, Quiet, Run, Settings, Strict, StudyFile
-from fald.datasets import load_bundled_study
-from fald.errors import ConfigError, DataError, ExitCode, FaldError, Interrupted
-from fald.federation.cli import app as federation_app
+from fald.cli.federation import app as federation_app
+from fald.cli.options import Json, Level, Quiet, Run, Settings, Strict, StudyFile
+from fald.core.errors import ConfigError, ExitCode, FaldError, Interrupted
+from fald.core.files import write_atomically
+from fald.core.registry import Registry
+from fald.core.version import __version__
 from fald.planner import Goal
 from fald.privacy.calibration import Budget
-from fald.results import check_level
-from fald.study import TEMPLATE, Study, load_study
-from fald.version import __version__
+from fald.report import plan as plan_report
+from fald.report import privacy as privacy_commands
+from fald.results import text as tables
+from fald.results.terminal import drift_text, rounds_text, text
+from fald.results.tree import check_level
+from fald.study.datasets import load_bundled_study
+from fald.study.folder import forget_run, next_steps, open_run, read_study
+from fald.study.precision import set_precision
+from fald.study.review import examine_run, predict_table
+from fald.study.run import Run as RunOf
+from fald.study.run import run_study
+from fald.study.schema import Study, load_study
+from fald.study.template import TEMPLATE
+
+COMMANDS = Registry(
+    "command", "fald.commands", {"watch": "fald.cli.pages:watch", "explore": "fald.cli.pages:explore"}
+)
 
 app = typer.Typer(
     name="fald",
@@ -52,21 +66,21 @@ def demo(
     ours = out.is_dir() and ((out / "study.json").exists() or not any(out.iterdir()))
     if out.exists() and not ours:
         raise ConfigError(f"{out} exists and is not an earlier demo", hint="choose another folder with --out")
-    commands.forget_run(out)
-    found = _finish(study, out, resume=False, as_json=as_json, quiet=quiet, strict=False, level=0.95)
+    forget_run(out)
+    run = _finish(study, out, as_json=as_json, quiet=quiet)
     if not as_json:
-        row = next(r for r in found["summary"] if r["parameter"] == "indomethacin")
+        row = next(r for r in run.examined.document["summary"] if r["parameter"] == "indomethacin")
         low, high = row["odds ratio 2.5%"], row["odds ratio 97.5%"]
         print(
             f"\nIndomethacin multiplies the odds of pancreatitis by {row['odds ratio']:.2f} "
             f"(95% credible interval {low:.2f} to {high:.2f}).\n"
-            f"{_plain_cost(study)}\n"
+            f"{_plain_cost(run)}\n"
             f"Next: open {out / 'report.html'} in a browser, or fald new for a study of your own."
         )
 
 
-def _plain_cost(study: Study) -> str:
-    made = plan_report.plan_study(study)
+def _plain_cost(run: RunOf) -> str:
+    made = plan_report.plan_study(run.study, data=run.examined.data)
     cost = f"about {made.best.num_rounds:,} rounds of {made.goal.num_chains} chains"
     return f"Plain FA-LD would need {cost} for this accuracy (fald plan says why)."
 
@@ -96,7 +110,10 @@ def run(
     """
     loaded = load_study(study, settings or [])
     out = out or Path("runs") / study.stem
-    _finish(loaded, out, resume, as_json, quiet, strict, level, federation)
+    _finish(
+        loaded, out, resume=resume, as_json=as_json, quiet=quiet, strict=strict, level=level,
+        federation=federation,
+    )  # fmt: skip
 
 
 @app.command(short_help="Say how far to trust a run.")
@@ -111,30 +128,26 @@ def diagnose(
 
     Example: fald diagnose runs/study --strict
     """
-    study, tree = commands.open_run(folder)
-    found, why = None, "a point estimate has no law to check"
-    if fit_report.is_fit(tree):
-        why = "the draws of this method are weighted to the posterior itself"
-    elif not tree.attrs["point_estimate"]:
-        try:
-            found = commands.check_run(study, tree, doubling)
-        except DataError as error:  # the tables may have moved since the run
-            why = error.message
+    study, tree = open_run(folder)
+    found, measured = examine_run(study, tree, level=level, doubling=doubling)
+    run = found.document
     if as_json:
-        print(json.dumps({**commands.document(tree, level), "checks": found}, indent=1))
-    elif fit_report.is_fit(tree):
-        print(commands.text(tree, level))
-        print(f"\nWhy this method: {tree.attrs['chosen']}")
-        print(f"\nRounds (bytes per site)\n{fit_report.rounds_text(tree)}")
-        print(f"\nWhat left a site, summed over all sites\n{fit_report.reveals_text(tree)}")
+        print(json.dumps({**run, "checks": measured}, indent=1))
     else:
-        print(commands.text(tree, level))
-        checked = f"none: {why}" if found is None else plan_report.checks_text(found)
-        print(f"\nPredicted, guaranteed and measured\n{checked}")
-        print("\nDistance of each site from the average at the end of a round")
-        print(tables.drift_text(diagnostics.client_drift(tree)))
+        print(text(found))
+        if found.kind.certified:
+            print(f"\nWhy this method: {run['chosen']}")
+            print(f"\nRounds (bytes per site)\n{rounds_text(run)}")
+            revealed = "\n".join(f"  {line}" for line in run["reveals"])
+            print(f"\nWhat left a site, summed over all sites\n{revealed}")
+        else:
+            why = found.facts["no_rows"] or "a point estimate has no law to check"
+            checked = f"none: {why}" if measured is None else plan_report.checks_text(measured)
+            print(f"\nPredicted, guaranteed and measured\n{checked}")
+            print("\nDistance of each site from the average at the end of a round")
+            print(drift_text(run))
     if strict:
-        commands.require_clean(tree)
+        found.require_clean()
 
 
 @app.command(short_help="Write the report of a run, for a browser and for paper.")
@@ -162,8 +175,8 @@ def report(
     if as_json:
         print(json.dumps(document, indent=1, ensure_ascii=False))
     else:
-        status = document["status"]
-        print("\n".join([status["headline"], *[f"- {reason}" for reason in status["reasons"]]]))
+        judged = document["run"]["judgement"]
+        print("\n".join([judged["headline"], *[f"- {reason}" for reason in judged["reasons"]]]))
         print(f"Report: {page}")
 
 
@@ -183,7 +196,7 @@ def predict(
 
     Example: fald predict runs/study new-patients.csv --out predicted.csv
     """
-    frame = commands.predict_table(folder, data, level)
+    frame = predict_table(folder, data, level)
     frame.index = frame.index + 1  # rows count from one, as in messages about tables
     frame.index.name = "row"
     content = (
@@ -233,7 +246,7 @@ def plan(
         print(json.dumps(found, indent=1) if as_json else plan_report.certified_text(found))
         return
     loaded = load_study(study, settings or [])
-    commands.set_precision(loaded)
+    set_precision(loaded)
     chains = loaded.sampler.num_chains if loaded.sampler else Goal.num_chains
     goal = Goal(bias=bias, sd_error=sd_error, num_chains=chains)
     made = plan_report.plan_study(loaded, goal, rounds)
@@ -277,7 +290,7 @@ def privacy(
         if words or settings or epsilon is not None:
             raise ConfigError("--run states the privacy of a run as it was; give no study and no settings")
         document, show = privacy_commands.run_document(folder), lambda d: d["text"]
-        loaded = commands.read_study(folder)
+        loaded = read_study(folder)
     else:
         search = words[:1] == ["calibrate"]
         if len(words) == search and Path("study.toml").exists():
@@ -301,11 +314,8 @@ def privacy(
     print(json.dumps(document, indent=1, ensure_ascii=False) if as_json else show(document))
 
 
-app.command(short_help="Run the paper's experiments, with a verdict on each claim.")(cli_lab.reproduce)
-app.command(short_help="Compare methods on a study, by rounds, bytes and seconds.")(cli_lab.compare)
-app.command(short_help="Follow a run in the browser; only reads.")(cli_lab.watch)
-app.command(short_help="See error, guarantee, cost and ε of a study by sliders.")(cli_lab.explore)
-app.command(short_help="Measure speed here, beside PyTorch, BlackJAX and NumPy.")(cli_lab.bench)
+for _name in COMMANDS:
+    app.command(_name)(COMMANDS[_name])
 
 
 @app.command()
@@ -338,7 +348,7 @@ def _root(
 ) -> None:
     _use_compilation_cache()
     if context.invoked_subcommand is None:
-        print(commands.next_steps(Path()))
+        print(next_steps(Path()))
 
 
 def _use_compilation_cache() -> None:
@@ -350,10 +360,10 @@ def _use_compilation_cache() -> None:
 
 
 def _finish(
-    study: Study, out: Path, resume: bool, as_json: bool, quiet: bool, strict: bool, level: float,
-    federation: Path | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Run a study, write its report, print its result and return it as a document."""
+    study: Study, out: Path, *, resume: bool = False, as_json: bool, quiet: bool, strict: bool = False,
+    level: float = 0.95, federation: Path | None = None,
+) -> RunOf:  # fmt: skip
+    """Run a study, write its report, print its result, and return the run."""
     check_level(level)
     how: dict[str, Any] = {
         "resume": resume,
@@ -362,24 +372,25 @@ def _finish(
     }
     try:
         if federation is None:
-            tree = commands.run_study(study, out, **how)
+            run = run_study(study, out, level=level, **how)
         else:
-            from fald.federation.follow import run_on  # what it needs is of no use to the other commands
+            from fald.federation.coordinator.follow import (
+                run_on,  # what it needs is of no use to the other commands
+            )
 
-            tree = run_on(study, federation, out, **how)
+            run = RunOf(study, out, examine_run(study, run_on(study, federation, out, **how), level=level)[0])
     except FaldError as error:
         if (out / "partial.nc").exists() and not isinstance(error, Interrupted):
             error.hint += f"; what went wrong is also in {reports.report_run(out, level=level)[1]}"
         raise
-    written, page = reports.report_run(out, run=(study, tree), level=level)
-    found = written["run"]
+    page = reports.report_finished(run)
     if as_json:
-        print(json.dumps({**found, "folder": str(out), "report": str(page)}, indent=1))
+        print(json.dumps({**run.examined.document, "folder": str(out), "report": str(page)}, indent=1))
     else:
-        print(f"{commands.text(tree, level)}\n\nReport: {page}")
+        print(f"{text(run.examined)}\n\nReport: {page}")
     if strict:
-        commands.require_clean(tree)
-    return found
+        run.examined.require_clean()
+    return run
 
 
 def _stop(signum: int, frame: Any) -> None:

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from fald.study import known_keys
+from fald.study.schema import known_keys
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 5 if diagnostics object.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 5 if a check says stop.")]
 
 
 def _keys(incomplete: str) -> list[str]:

@@ -16,9 +16,13 @@ from __future__ import annotations
 
 import enum
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from fald.core.errors import ConfigError
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
@@ -33,6 +37,20 @@ class Stream(enum.IntEnum):
     CHAIN = 4
     CLIENT_CHOICE = 5
     SERVER_CHOICE = 6
+
+
+def as_key(rng_key: jax.Array | int) -> tuple[jax.Array, Any]:
+    """A JAX key from a key or a seed, and what to write down of it."""
+    if isinstance(rng_key, int | np.integer) and not isinstance(rng_key, bool):
+        seed = int(rng_key)
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"a seed must be between 0 and 2^63 − 1; got {seed}")
+        # both halves: JAX's own key drops the upper one in float32
+        return jax.random.wrap_key_data(jnp.array([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32)), seed
+    if not isinstance(rng_key, jax.Array):
+        raise ConfigError(f"rng_key must be a JAX key or an integer seed; got {rng_key!r}")
+    key = rng_key if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(rng_key)
+    return key, np.asarray(jax.random.key_data(key)).tolist()
 
 
 def key_words(key: jax.Array) -> jax.Array:

@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fald.checkpoint import write_atomically
-from fald.data import read_table
-from fald.errors import ConfigError, FederationError
-from fald.federation.folder import new_settings, parse_sites, read_settings, read_submitted
-from fald.federation.identity import Identity, check_public
-from fald.federation.nvflare import certificates, kits, require_nvflare
-from fald.federation.nvflare.jobs import Session
-from fald.federation.nvflare.process import Supervisor, keep_running
-from fald.federation.policy import read_policy
-from fald.federation.site import read_site
-from fald.tables import align
+from fald.core.errors import ConfigError, FederationError
+from fald.core.files import write_atomically
+from fald.federation.engines import ENGINES, Deployment, Site, deployment_of
+from fald.federation.folder import (
+    ENGINE,
+    kit_engine,
+    new_settings,
+    parse_sites,
+    read_settings,
+    read_submitted,
+)
+from fald.federation.secure.identity import Identity, check_public
+from fald.federation.site.policy import read_policy
+from fald.federation.site.worker import read_site
+from fald.problem.data import read_table
+from fald.results.text import align
 
 Report = Callable[[str], None]
 PORT = 8102
-_ASK = 5.0  # seconds between questions to the server
 _LATE = 30.0  # seconds of silence after which a site is called silent; it is heard of every ten
 
 
-def init(folder: Path, sites: str, host: str, port: int) -> str:
+def init(folder: Path, sites: str, host: str, port: int, engine: str = ENGINE) -> str:
     """Make the folder of a federation and say what to do next."""
-    require_nvflare()
-    federation = new_settings(folder.name, parse_sites(sites), host, port)
-    kits.make_kits(folder, federation)
+    federation = replace(new_settings(folder.name, parse_sites(sites), host, port), engine=engine)
+    ENGINES[engine].init(folder, federation)
     count = len(federation.sites)
     kit = folder / "sites" / federation.sites[0]
     return "\n".join(
@@ -51,8 +54,7 @@ def init(folder: Path, sites: str, host: str, port: int) -> str:
 
 def approve(folder: Path, request: Path, again: bool) -> str:
     """Approve a site's request and say what to send back."""
-    require_nvflare()
-    site, digest, answer = kits.approve(folder, read_settings(folder), request, again=again)
+    site, digest, answer = deployment_of(folder).approve(folder, request, again)
     return "\n".join(
         [
             f"Approved site {site}; its request has the fingerprint {digest}.",
@@ -64,66 +66,7 @@ def approve(folder: Path, request: Path, again: bool) -> str:
 
 def serve(folder: Path, report: Report) -> None:
     """Run the server of a federation until Ctrl-C."""
-    require_nvflare()
-    federation = read_settings(folder)
-    kit = folder / "server"
-    _check_port(federation.host, federation.port)
-    kits.place_stores(kit, federation)
-    report(f"Serving {federation.name} at {federation.host}:{federation.port}; Ctrl-C stops it.")
-    observer = _Observer(folder)
-    supervisor = Supervisor("server", kit, federation.host, federation.name)
-
-    def look() -> str:
-        for site in kits.approve_waiting(folder, federation):
-            report(f"approved site {site}, whose kit is in {folder}")
-        return observer.line() if supervisor.pid is not None else ""
-
-    keep_running(supervisor, report, look, observer.close)
-
-
-def _check_port(host: str, port: int) -> None:
-    local = "127.0.0.1" if host in ("localhost", "127.0.0.1") else ""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((local, port))
-        except OSError as error:
-            raise FederationError(
-                f"port {port} cannot be used: {error.strerror}",
-                hint="another server may be running; the port is in federation.toml and in every kit",
-            ) from error
-
-
-class _Observer:
-    """Asks the server now and then who is there, over one login."""
-
-    def __init__(self, folder: Path):
-        self._folder, self._federation = folder, read_settings(folder)
-        self._session: Session | None = None
-        self._next, self._line = time.monotonic() + _ASK, ""
-
-    def line(self) -> str:
-        if time.monotonic() < self._next:
-            return self._line
-        try:
-            if self._session is None:
-                self._session = Session(self._folder / "coordinator")
-            found = self._session.situation()
-        except FederationError:  # it is starting, or restarting
-            self.close()
-        else:
-            here = [site for site in self._federation.sites if site in found.sites]
-            gone = [site for site in self._federation.sites if site not in found.sites]
-            missing = f"; missing: {', '.join(gone)}" if gone else ""
-            work = "; a run is going on" if found.jobs else ""
-            self._line = f"{len(here)} of {len(self._federation.sites)} sites joined{missing}{work}"
-        self._next = time.monotonic() + _ASK
-        return self._line
-
-    def close(self) -> None:
-        if self._session is not None:
-            self._session.__exit__()
-            self._session = None
+    deployment_of(folder).serve(folder, report)
 
 
 def join(
@@ -151,8 +94,8 @@ def join(
     patience
         Seconds to wait for the certificate; None: as long as it takes.
     """
-    require_nvflare()
-    about = kits.read_kit(kit)
+    engine: Deployment = ENGINES[kit_engine(kit)]
+    about = engine.read_kit(kit)
     rows = len(read_table(data))
     read_policy(policy)
     if pins is not None:
@@ -162,10 +105,8 @@ def join(
     rules = f"rules of {policy}" if policy else "default rules"
     report(f"Site {about['site']} of {about['federation']}: {rows:,} rows in {data}, {rules}")
     identity = _identity(read_site(site).identity)
-    _await_certificate(kit, about, identity, report, patience)
-    supervisor = Supervisor("site", kit, about["site"], about["federation"], {"FALD_SITE": str(site)})
-    status = read_site(site).state / "status.json"
-    keep_running(supervisor, report, lambda: _site_line(supervisor, about, status))
+    place = Site(kit, about, site, read_site(site).state / "status.json", identity.public)
+    engine.join(place, report, patience)
 
 
 def write_site(folder: Path, name: str, files: Mapping[str, Path | None]) -> Path:
@@ -194,66 +135,12 @@ def _identity(path: Path) -> Identity:
     return Identity.load(path) if path.exists() else Identity.create(path)
 
 
-def _await_certificate(
-    kit: Path, about: dict[str, Any], identity: Identity, report: Report, patience: float | None
-) -> None:
-    """Ask for a certificate if there is none, and wait for it."""
-    key, certificate = kit / "startup" / "client.key", kit / "startup" / "client.crt"
-    if not certificate.exists():
-        request = certificates.make_request(kit, about["federation"], about["site"], identity.public)
-        report(
-            f"Asking for a certificate: send {kit / certificates.REQUEST} to the coordinator, "
-            f"and tell them its fingerprint, {certificates.fingerprint(request)}.\n"
-            f"Put the client.crt that comes back into {kit / 'startup'}; waiting for it."
-        )
-        end = None if patience is None else time.monotonic() + patience
-        while not certificate.exists():
-            if end is not None and time.monotonic() > end:
-                raise FederationError("no certificate came", hint="fald federation approve NAME REQUEST")
-            time.sleep(0.5)
-    if not key.exists() or not certificates.key_matches(certificate, key):
-        raise FederationError(
-            f"{certificate} does not belong to this site's key",
-            hint="send the request of this kit to the coordinator, and use the certificate that comes back",
-        )
-
-
-def _site_line(supervisor: Supervisor, about: dict[str, Any], path: Path) -> str:
-    """Connection and work of a site in a few words."""
-    if not _is_connected(supervisor.pid, about["port"]):
-        return f"trying to reach {about['host']}:{about['port']}"
-    line = f"connected to {about['host']}:{about['port']}"
-    note: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        note = json.loads(path.read_text())
-    if "refused" in note:
-        return f"{line}; refused: {note['refused']}"
-    if "finished" in note:
-        return f"{line}; run {note['finished']} is finished"
-    if "round" in note:
-        return f"{line}; run {note.get('run')}: answering rounds"
-    return line
-
-
-def _is_connected(pid: int | None, port: int) -> bool:
-    import psutil
-
-    if pid is None:
-        return False
-    try:
-        found = psutil.Process(pid).net_connections(kind="tcp")
-    except (psutil.Error, AttributeError):
-        return False
-    return any(c.raddr and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED for c in found)
-
-
 def stop(folder: Path) -> str:
     """Abort every run that is going on; returns what was done."""
-    read_settings(folder)
-    with Session(folder / "coordinator") as session:
-        jobs = session.unfinished()
-        for job in jobs:
-            session.abort(job, patience=30.0)
+    engine = deployment_of(folder)
+    jobs = engine.unfinished(folder)
+    for job in jobs:
+        engine.abort(folder, job)
     return f"Stopped {len(jobs)} run{'s' if len(jobs) != 1 else ''}." if jobs else "No run is going on."
 
 
@@ -262,10 +149,9 @@ def status(folder: Path) -> dict[str, Any]:
     federation = read_settings(folder)
     roster = _approved(folder, federation.sites)
     try:
-        with Session(folder / "coordinator") as session:
-            found, problem, now = session.situation(), "", time.time()
-            seen = {site: max(0.0, now - moment) for site, moment in found.sites.items()}
-            jobs = list(found.jobs)
+        found, problem, now = deployment_of(folder).situation(folder), "", time.time()
+        seen = {site: max(0.0, now - moment) for site, moment in found.sites.items()}
+        jobs = list(found.jobs)
     except FederationError as error:
         seen, jobs, problem = {}, [], error.message
     return {

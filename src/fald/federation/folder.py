@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fald.checkpoint import write_atomically
-from fald.errors import ConfigError, StorageError
+from fald.core.errors import ConfigError, StorageError
+from fald.core.files import write_atomically
 
 SETTINGS = "federation.toml"
+KIT = "kit.json"  # in the folder that a site is given
+ENGINE = "nvflare"  # unless another is named
 ROSTER, SUBMITTED = "roster.json", "submitted.jsonl"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _HOST = re.compile(
@@ -48,7 +50,7 @@ class FederationSettings:
     sites: tuple[str, ...]
     host: str
     port: int
-    engine: str = "nvflare"
+    engine: str = ENGINE
     created: str = ""
 
     def text(self) -> str:
@@ -165,3 +167,11 @@ def read_submitted(folder: Path) -> list[dict[str, Any]]:
     path = folder / SUBMITTED
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.strip()]
+
+
+def kit_engine(kit: Path) -> str:
+    """Engine that a site's folder is for, as its ``kit.json`` says."""
+    try:
+        return str(json.loads((kit / KIT).read_text()).get("engine", ENGINE))
+    except (OSError, ValueError, AttributeError):
+        return ENGINE  # which then says what is wrong with the folder

@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.errors import FederationError
+from fald.core.errors import FederationError
 
 Array = NDArray[Any]
 
 _MARK = b"FALD\x01"
 _TYPES = ("bool", "uint8", "int32", "uint32", "int64", "uint64", "float32", "float64")
 _MOST_HEADER = 4 * 2**20
+PREPARED = "prepared_"  # in front of the names of what sites send before the first round
+PROTOCOL = 1  # of the messages; both ends must have the same
 MOST_BYTES = 2**30
 
 

@@ -6,17 +6,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
 from scipy.special import ndtri
+from scipy.stats import rankdata
 
+from fald.fewround.proposal import cholesky
+from fald.fewround.rays import Far, Rays
+from fald.fewround.target import Derivatives
 from fald.fewround.weights import Moments, Precision, Smoothed
 
 Array = NDArray[Any]
 
 KHAT_LIMIT = 0.7
 PROBES = (100.0, 1000.0)  # posterior sds from the centre at which tails are looked at
-
-
-_FALLEN = 200.0
+_FALLEN = 200.0  # nats below the top at which a tail is of no consequence
+_ARRIVED = 0.5  # Newton's step in sds at which a mode is found
+_RHAT_LIMIT = 1.01
+_QUARTERS = 4  # groups of chains, by where they began
+_GAIN = 0.05  # nats by which a round must raise the top for it to be rising still
 
 
 class Check(NamedTuple):
@@ -43,34 +50,49 @@ def needed_factor(precision: Precision, tolerance: float) -> float:
     return float((z * max(precision.mean.max(), precision.sd.max()) / tolerance) ** 2)
 
 
-def draw_checks(
-    newest: Smoothed, precision: Precision, pooled: Smoothed, count: int, tolerance: float, names: list[str]
-) -> list[Check]:
-    """Conditions on the weights: tails, and Monte-Carlo errors of every mean and sd."""
-    z, worst = quantile(len(precision.mean)), int(np.argmax(np.maximum(precision.mean, precision.sd)))
-    error = float(z * max(precision.mean[worst], precision.sd[worst]))
-    limit, heavy = khat_limit(count), int(np.argmax(precision.khat))
-    return [
-        Check(
-            "k-hat", newest.khat < limit, f"k-hat of the weights is {newest.khat:.2f}, not below {limit:.2f}"
-        ),
-        Check(
-            "precision",
-            error <= tolerance,
-            f"{names[worst]} is known to {error:.3f} sd at 95%, not to {tolerance:g}",
-        ),
-        Check(
-            "moments",
-            bool(precision.khat[heavy] < KHAT_LIMIT),
-            f"the sd of {names[heavy]} rests on few draws (k-hat {precision.khat[heavy]:.2f})",
-        ),
-        Check(
-            "pooled k-hat",
-            # nearly equal weights have a tail of no consequence, whatever its shape
-            pooled.khat < KHAT_LIMIT or pooled.ess > 0.7 * len(pooled.weights),
-            f"k-hat over all rounds is {pooled.khat:.2f}, not below {KHAT_LIMIT}",
-        ),
-    ]
+def khat(newest: Smoothed, count: int) -> Check:
+    """Whether the weights of the newest draws rest on many of them; fewer draws need lighter tails."""
+    limit = khat_limit(count)
+    return Check(
+        "k-hat", newest.khat < limit, f"k-hat of the weights is {newest.khat:.2f}, not below {limit:.2f}"
+    )
+
+
+def pooled_khat(pooled: Smoothed) -> Check:
+    """Whether the weights of all recent rounds together do."""
+    # nearly equal weights have a tail of no consequence, whatever its shape
+    light = pooled.khat < KHAT_LIMIT or pooled.ess > 0.7 * len(pooled.weights)
+    return Check("pooled k-hat", light, f"k-hat over all rounds is {pooled.khat:.2f}, not below {KHAT_LIMIT}")
+
+
+def means_precise(precision: Precision, tolerance: float, names: list[str]) -> Check:
+    """Whether Monte-Carlo errors of all means together are within the tolerance."""
+    return _precise("mean", precision.mean, tolerance, names)
+
+
+def sds_precise(precision: Precision, tolerance: float, names: list[str]) -> Check:
+    """Whether Monte-Carlo errors of all sds together are within the tolerance."""
+    return _precise("sd", precision.sd, tolerance, names)
+
+
+def _precise(what: str, errors: Array, tolerance: float, names: list[str]) -> Check:
+    worst = int(np.argmax(errors))
+    error = float(quantile(len(errors)) * errors[worst])
+    return Check(
+        f"precision of {what}s",
+        error <= tolerance,
+        f"the {what} of {names[worst]} is known to {error:.3f} sd at 95%, not to {tolerance:g}",
+    )
+
+
+def moments_exist(precision: Precision, names: list[str]) -> Check:
+    """Whether every sd rests on many draws: the tail of weight times squared distance."""
+    heavy = int(np.argmax(precision.khat))
+    return Check(
+        "moments",
+        bool(precision.khat[heavy] < KHAT_LIMIT),
+        f"the sd of {names[heavy]} rests on few draws (k-hat {precision.khat[heavy]:.2f})",
+    )
 
 
 def agreement(newest: Moments, pooled: Moments, tolerance: float, names: list[str]) -> Check:
@@ -128,4 +150,154 @@ def tails(values: Array, directions: Array, centre_value: float, sd: Array, name
         bool(lacking[worst] > 0),
         f"the posterior hardly falls far out along {', '.join(most)}: its variance, or the posterior itself, "
         "may not exist",
+    )
+
+
+def far_mass(rays: Rays, found: Far, tolerance: float, names: list[str]) -> Check:
+    """Whether all that lies far out is little, or sampled well: half of the tolerance is for it."""
+    missed = found.missed.max(axis=1)
+    worst = int(np.argmax(missed))
+    share = float(found.share[worst].max())
+    moving = np.abs(rays.factor @ rays.directions[worst]) / np.sqrt(np.sum(rays.factor**2, axis=1))
+    most = [names[i] for i in np.argsort(-moving)[:3] if moving[i] > 0.1 * moving.max()]
+    return Check(
+        "far mass",
+        bool(missed[worst] <= tolerance / 2),
+        f"up to {share:.0%} of the variance along {', '.join(most)} lies far out, where draws are too few",
+    )
+
+
+def defined(undefined: Array, expected: Array, distance: Array, tolerance: float) -> Check:
+    """Whether the log posterior is a number wherever the draws say that it matters.
+
+    Parameters
+    ----------
+    undefined
+        (C,) whether the log posterior of a draw is NaN or +∞. That of −∞ is known: there is no density.
+    expected
+        (C,) mass that a fit to the other draws expects at each draw, summing to about one.
+    distance
+        (C,) squared distance of each in sds, of the parameter that is furthest off.
+    tolerance
+        Wanted precision; half of it is what undefined draws may take from a variance.
+    """
+    lost = float(np.sum((expected * np.maximum(distance, 1.0))[undefined]))
+    return Check(
+        "numbers",
+        lost <= tolerance / 2,
+        f"the likelihood is not a number (NaN or +∞) at {int(undefined.sum()):,} of {len(undefined):,} "
+        f"draws, where about {float(np.sum(expected[undefined])):.1%} of the posterior should be",
+    )
+
+
+def mode(best: Derivatives | None, gain: float) -> Check:
+    """Whether the top of the posterior was found: Newton's method arrived, or leads no higher.
+
+    Parameters
+    ----------
+    best
+        The highest point known.
+    gain
+        Nats by which the last round's steps from it rose. At the edge of a uniform prior, at a kink and on a
+        flat top no step rises, and Newton's method need not arrive.
+    """
+    if best is None:
+        return Check("mode", False, "no point with a finite log posterior and finite derivatives was found")
+    arrived = best.concave() and best.newton()[1] < _ARRIVED
+    return Check(
+        "mode",
+        arrived or gain < _GAIN,
+        f"no mode of the posterior was found: Newton's method still rose by {gain:.3g} in the last round",
+    )
+
+
+def one_mode(count: int) -> Check:
+    """Whether a single mode of relevant mass is known."""
+    return Check(
+        "one mode",
+        count == 1,
+        f"the posterior is multimodal: {count} modes found, and whether these are all is unknown",
+    )
+
+
+def explored(under_way: int) -> Check:
+    """Whether nobody who looks for further modes is still climbing."""
+    return Check(
+        "explorers", under_way == 0, f"{under_way} explorers were still climbing: there may be further modes"
+    )
+
+
+def two_rounds(count: int) -> Check:
+    """Whether at least two rounds of draws can be compared."""
+    return Check("rounds", count >= 2, "one round of draws is not enough to certify")
+
+
+def forgotten(starts: Array, ends: Array, names: list[str]) -> Check:
+    """Whether chains that began in different places have the same law now, in place and in spread.
+
+    The rank-normalised R-hat of every coordinate, and that of its distance from the middle (folded), between
+    quarters of the chains by where they began.
+
+    Parameters
+    ----------
+    starts, ends
+        (M, k) of the same chains, at first and at last.
+    names
+        Of the k coordinates.
+    """
+    worst, where = 0.0, 0
+    for j, (start, end) in enumerate(zip(starts.T, ends.T)):
+        folds = [np.abs(x - np.median(x)) for x in (start, end)]
+        here = max(_rhat(start, end), _rhat(*folds), _rhat(start, folds[1]))
+        worst, where = max((worst, where), (here, j))
+    return Check(
+        "R-hat",
+        worst < _RHAT_LIMIT,
+        f"chains that began apart still differ in {names[where]} (R-hat {worst:.3f}, not below "
+        f"{_RHAT_LIMIT})",
+    )
+
+
+def _rhat(start: Array, end: Array) -> float:
+    """R-hat of ranks between quarters of the chains by where they began."""
+    ranks = ndtri((rankdata(end) - 0.375) / (len(end) + 0.25))
+    group = np.empty(len(start), int)
+    group[np.argsort(start, kind="stable")] = np.arange(len(start)) * _QUARTERS // len(start)
+    parts = [ranks[group == k] for k in range(_QUARTERS)]
+    within = float(np.mean([np.var(part, ddof=1) for part in parts]))
+    between = float(np.var([part.mean() for part in parts], ddof=1))
+    return float(np.sqrt(1 + between / within)) if within > 0 else np.inf
+
+
+def scores(positions: Array, gradients: Array, tolerance: float, names: list[str]) -> Check:
+    """Whether draws obey E[∂_j log π] = 0 and E[(z_j − c) ∂_j log π] = −1, which hold for the posterior.
+
+    They are looked at in coordinates z in which the draws have unit covariance: where parameters are strongly
+    correlated, the same means along single parameters are too noisy to say anything.
+
+    Parameters
+    ----------
+    positions, gradients
+        (M, d) independent draws, and the gradient of the log posterior there.
+    tolerance
+        Wanted precision of means and sds. The identities must be known well enough to be of use: to four
+        times as much.
+    names
+        Of the parameters.
+    """
+    centred = positions - positions.mean(axis=0)
+    factor = cholesky(np.cov(centred.T).reshape(2 * centred.shape[1:]))
+    white, slopes = solve_triangular(factor, centred.T, lower=True).T, gradients @ factor
+    terms = np.concatenate([slopes, 1 + white * slopes], axis=1)
+    off, error = np.abs(terms.mean(axis=0)), terms.std(axis=0) / np.sqrt(len(terms))
+    # at 1% over all, so that it seldom refuses what is right
+    most = float(ndtri(1 - 0.01 / (2 * len(off))))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.nan_to_num(np.maximum(off / error / most, most * error / (4 * tolerance)), nan=np.inf)
+    worst = int(np.argmax(ratio))
+    return Check(
+        "scores",
+        bool(ratio[worst] <= 1),
+        f"chains do not balance the gradient along {names[worst % len(names)]}: off by {off[worst]:.3f} with "
+        f"a standard error of {error[worst]:.3f}",
     )

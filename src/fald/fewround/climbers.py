@@ -23,6 +23,9 @@ _NEAREST, _FURTHEST = 2.0, 20.0  # sds from the proposal's bulk at which they be
 _RINGS = 8  # shells of climbers
 _HOME = 2.0  # sds from the proposal's centre within which a hilltop is its own
 _PATH = 12
+_THIN = 0.4  # curvature below which a shell is wide, the proposal's being one
+_MOST_THIN, _MOST_RAYS = 4, 16  # such directions of a shell, and of all of them
+_ALIKE = 0.95  # cosine of two directions that are one
 _SENT = 8  # explorers sent at a time, from the deepest valleys; other climbers beyond a valley are forgotten
 
 
@@ -41,16 +44,21 @@ def valley(values: Array) -> Array:
 
 
 class Climbers:
-    """Climbers around the first core of a proposal, in its units."""
+    """Climbers around the first core of a proposal, in its units; a quarter of them as far as ``reach``."""
 
-    def __init__(self, around: Proposal, rng: np.random.Generator):
+    def __init__(self, around: Proposal, rng: np.random.Generator, reach: float = _FURTHEST):
         self._centre, self._factor = around.means[0], around.factors[0]
         ways = rng.standard_normal((_FIRST, around.dim))
         ways /= np.linalg.norm(ways, axis=1)[:, None]
-        far = np.sort(np.exp(rng.uniform(np.log(_NEAREST), np.log(_FURTHEST), _FIRST)))
+        far = np.exp(rng.uniform(np.log(_NEAREST), np.log(_FURTHEST), _FIRST))
+        if reach > _FURTHEST:
+            beyond = slice(0, _FIRST // 4)
+            far[beyond] = np.exp(rng.uniform(np.log(_FURTHEST), np.log(reach), _FIRST // 4))
+        far = np.sort(far)
         self._next = self._places = (far + np.sqrt(around.dim) - 1)[:, None] * ways
         self._slopes = np.zeros_like(ways)
         self._heights, self._reach = np.full(_FIRST, -np.inf), np.ones(_FIRST)
+        self._thin = np.zeros((0, around.dim))
 
     @property
     def _setting_out(self) -> bool:
@@ -60,6 +68,11 @@ class Climbers:
     def positions(self) -> Array:
         """(M, d) where they want to know the log posterior and its gradient next."""
         return self._centre + self._next @ self._factor.T
+
+    @property
+    def thin(self) -> Array:
+        """(T, d) directions in which the posterior is wide far out, known after the first step."""
+        return self._thin @ self._factor.T
 
     def paths(self, mode: Array) -> Array:
         """(P, d) points on the ways from there to the proposal's mode, none before the first step."""
@@ -87,7 +100,7 @@ class Climbers:
             seen = np.isfinite(np.sum(slopes**2, axis=1)) & np.isfinite(values)
         if self._setting_out:
             deep = np.zeros(len(values))
-            found = _wide_hills(self._next[seen], slopes[seen])
+            found, self._thin = _wide_hills(self._next[seen], slopes[seen])
         else:
             deep = valley(np.concatenate([values[:, None], along.reshape(-1, _PATH)], axis=1))
             deepest = np.argsort(-np.where(seen, deep, 0.0))[:_SENT]
@@ -115,23 +128,28 @@ class Climbers:
         self._next = self._places + part[:, None] * self._slopes
 
 
-def _wide_hills(places: Array, slopes: Array) -> Array:
-    """(T, d) tops of hills wider than the proposal, which are all there is far out.
+def _wide_hills(places: Array, slopes: Array) -> tuple[Array, Array]:
+    """(T, d) tops of hills wider than the proposal, which are all there is far out, and directions (W, d).
 
     Single steps fall short of such a top; a linear fit to the slopes of a whole shell leads to it, and the
-    fits of two shells agree.
+    fits of two shells agree. Directions in which a shell curves much less than the proposal are those of
+    thin mass far out.
     """
     count, dim = places.shape
-    tops, ends = np.zeros((0, dim)), np.zeros(0)
+    tops, ends, thin = np.zeros((0, dim)), np.zeros(0), np.zeros((0, dim))
     rings = min(_RINGS, count // (3 * (dim + 1)))
     for ring in np.array_split(np.arange(count), rings) if rings else []:
         middle, slope = places[ring].mean(axis=0), slopes[ring].mean(axis=0)
         bend = np.linalg.lstsq(places[ring] - middle, slopes[ring] - slope, rcond=None)[0]
         bend = (bend + bend.T) / 2
-        if np.linalg.eigvalsh(bend)[-1] < 0:
+        curves, axes = np.linalg.eigh(bend)
+        flat = axes.T[curves > -_THIN][::-1][:_MOST_THIN]
+        new = [axis for axis in flat if not len(thin) or np.max(np.abs(thin @ axis)) < _ALIKE]
+        thin = np.append(thin, np.reshape(new, (-1, dim)), axis=0)
+        if curves[-1] < 0:
             tops = np.append(tops, [middle - np.linalg.solve(bend, slope)], axis=0)
             ends = np.append(ends, np.linalg.norm(places[ring[-1]]))
     away = np.linalg.norm(tops, axis=1)
     tops = tops[(away > _HOME) & (away < ends)]
     near = np.linalg.norm(tops[:, None] - tops, axis=2) < 1
-    return tops[(near.sum(axis=1) > 1) & ~np.tril(near, -1).any(axis=1)]
+    return tops[(near.sum(axis=1) > 1) & ~np.tril(near, -1).any(axis=1)], thin[-_MOST_RAYS:]

@@ -14,15 +14,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fald.calculus.sums import prior_derivatives
 from fald.fewround import proposal
-from fald.fewround.evaluate import prior_derivatives
 from fald.fewround.exchange import Server
 from fald.fewround.importance import Search, certified_rounds, first_round, line
 from fald.fewround.outcome import Outcome, no_draws
 from fald.fewround.proposal import Proposal
 from fald.fewround.target import Derivatives
 from fald.fewround.weights import moments
-from fald.models.base import Model
+from fald.problem.model import Model
 
 Array = NDArray[Any]
 Integrator = Literal["baoab", "euler"]

@@ -7,20 +7,18 @@ server is run again on the stored sums, and goes on where they end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.checkpoint import Store, damaged, pack, unpack, write_atomically
-from fald.data import FederatedData
-from fald.errors import Interrupted
-from fald.fewround.evaluate import make_site
+from fald.calculus.sums import make_site
 from fald.fewround.site import REVEALS, Answer, Request, answer, expand
-from fald.journal import Journal, replies
-from fald.models.base import Model
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
+from fald.runtime.checkpoint import Store
+from fald.runtime.journal import replies
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -85,111 +83,126 @@ class Round(NamedTuple):
 
 
 def kinds(sums: Answer) -> tuple[str, ...]:
-    """Kinds of uploads in an answer, as listed in ``fald.site.REVEALS``."""
+    """Kinds of uploads in an answer, as listed in ``fald.fewround.site.REVEALS``."""
     found = {name.partition("_")[0] for name in sums}
     return tuple(kind for kind in REVEALS if kind in found)
 
 
-def drive(
-    server: Server[T],
-    exchange: Exchange,
-    *,
-    store: Store | None = None,
-    note: Callable[[int], None] = lambda rounds: None,
-    journal: Journal | None = None,
-    describe: Callable[[int], dict[str, Any]] = lambda rounds: {},
-) -> tuple[T, list[Round]]:
-    """Run a server to its end over an exchange.
+class Told(Protocol):
+    """What a few-round server says of itself while it works."""
+
+    def note(self, number: int) -> str:
+        """A few words about a round."""
+        ...
+
+    def line(self, number: int) -> dict[str, Any]:
+        """What the journal is told after so many rounds."""
+        ...
+
+
+class Questions(Generic[T]):
+    """The questions of a server as a work of the run-time: every round is saved as soon as it is answered.
 
     Parameters
     ----------
     server, exchange
         Who asks, and who carries the questions.
-    store
-        Checkpoint of the run, opened; sums that it holds are used before the sites are asked.
-    note
-        Called with the number of finished rounds.
-    journal, describe
-        Where to write down every round that the sites were asked in, and what the server knows after so many
-        rounds.
+    most
+        Rounds to expect, and the most there may be.
+    told
+        What the server says of its rounds.
 
-    Returns
-    -------
-    tuple
-        The outcome of the server, and what every round carried.
-
-    Raises
-    ------
-    Interrupted
-        On Ctrl-C; the finished rounds are in the store.
-    StorageError
-        If a stored round does not fit the requests of this server.
+    Attributes
+    ----------
+    outcome
+        What the server returned, when it is done.
+    rounds
+        What every round carried.
     """
-    rounds: list[Round] = []
-    stored = _stored_rounds(store)
-    journal = journal or Journal(None)
 
-    def finished() -> None:
-        note(len(rounds))
-        if len(rounds) > stored:
-            down, up = (len(exchange.names) * sum(sizes) for sizes in list(zip(*rounds))[1:])
-            told = {"bytes_up": up, "bytes_down": down, "sites": replies(exchange)}
-            journal.write(round=len(rounds), **describe(len(rounds)), **told)
+    few = True
 
-    try:
-        with journal.running(round=stored, sites=dict(zip(exchange.names, exchange.sizes))):
-            return _served(server, exchange, store, rounds, finished), rounds
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"interrupted after round {len(rounds)}",
-            hint="resume to go on from here" if store else "give a checkpoint to be able to resume",
-        ) from None
+    def __init__(
+        self,
+        server: Server[T],
+        exchange: Exchange,
+        most: tuple[int, int] = (0, 0),
+        told: Told | None = None,
+    ):
+        self._server, self._exchange, self._most, self._told = server, exchange, most, told
+        self._store: Store | None = None
+        self._request: Request = {}
+        self.outcome: T | None = None
+        self.rounds: list[Round] = []
+        self.done = False
 
+    @property
+    def round(self) -> int:
+        """Rounds that the server has got the answers of."""
+        return len(self.rounds)
 
-def _served(
-    server: Server[T], exchange: Exchange, store: Store | None, rounds: list[Round],
-    finished: Callable[[], None],
-) -> T:  # fmt: skip
-    """Carry requests until the server is done; ``rounds`` grows, and ``finished`` is called after each."""
-    request = next(server)
-    while True:
-        sums = _asked(request, exchange, store, len(rounds) + 1)
-        size = sum(np.asarray(a).nbytes for a in request.values())
-        rounds.append(Round(kinds(sums), size, sum(a.nbytes for a in sums.values())))
+    @property
+    def total(self) -> int:
+        """Rounds to expect."""
+        expected, most = self._most
+        if self.done:
+            return self.round
+        return expected if self.round < expected else max(most, self.round)
+
+    @property
+    def sites(self) -> Mapping[str, int]:
+        """Rows of each site."""
+        return dict(zip(self._exchange.names, self._exchange.sizes))
+
+    def begin(self, store: Store | None) -> None:
+        """Run the server on the answers that are saved, if there are any."""
+        self._store = store
+        self._request = next(self._server)
+        saved = 0 if store is None else store.answered_rounds()
+        while store is not None and self.round < saved and not self.done:
+            self._take(store.load_answers(self.round + 1, _probe(self._request)))
+
+    def most_rounds(self) -> int:
+        """One, because what to ask next depends on the answers."""
+        return 1
+
+    def advance(self, num_rounds: int) -> None:
+        """Ask the sites, once for every round."""
+        for _ in range(num_rounds):
+            sums = self._exchange.ask(self._request)
+            if self._store is not None:
+                self._store.save_answers(self.round + 1, sums, _probe(self._request))
+            self._take(sums)
+
+    def _take(self, sums: Answer) -> None:
+        """Give the server what the sites answered, and get its next question."""
+        size = sum(np.asarray(a).nbytes for a in self._request.values())
+        self.rounds.append(Round(kinds(sums), size, sum(a.nbytes for a in sums.values())))
         try:
-            request = server.send(sums)
+            self._request = self._server.send(sums)
         except StopIteration as end:
-            finished()
-            return end.value
-        finished()
+            self.outcome, self.done = end.value, True
 
+    def save(self, store: Store) -> None:
+        """Nothing: every round is saved when it is answered."""
 
-def _stored_rounds(store: Store | None) -> int:
-    """Rounds in a row that a checkpoint holds."""
-    number = 0
-    while store is not None and _round_file(store, number + 1).exists():
-        number += 1
-    return number
+    def note(self) -> str:
+        """A few words about the latest round."""
+        return "" if self._told is None else self._told.note(self.round)
 
+    def line(self, summarise: bool) -> dict[str, Any]:
+        """What the journal is told of the latest round."""
+        down, up = (len(self._exchange.names) * sum(sizes) for sizes in list(zip(*self.rounds))[1:])
+        told = {} if self._told is None else self._told.line(self.round)
+        sent = {"bytes_up": up, "bytes_down": down, "sites": replies(self._exchange)}
+        return {"round": self.round, **told, **sent}
 
-def _round_file(store: Store, number: int) -> Path:
-    return Path(store.path) / f"round-{number:04d}.npz"
+    def end(self) -> None:
+        """Nothing: the server says itself what it has reached."""
 
-
-def _asked(request: Request, exchange: Exchange, store: Store | None, number: int) -> Answer:
-    if store is None:
-        return exchange.ask(request)
-    path = _round_file(store, number)
-    probe = _probe(request)
-    if path.exists():
-        saved = unpack(path)
-        asked = saved.pop("request", np.zeros(0))
-        if asked.shape != probe.shape or not np.allclose(asked, probe, rtol=1e-6, atol=1e-9):
-            raise damaged(path, "it answers another question")
-        return saved
-    sums = exchange.ask(request)
-    write_atomically(path, pack({**sums, "request": probe}))
-    return sums
+    def draws(self) -> Any:
+        """None: before the last round there are no draws to be trusted."""
+        return None
 
 
 def _probe(request: Request) -> Array:

@@ -10,20 +10,25 @@ the exact stationary law whatever the surrogate.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fald.fewround import certify, rays
 from fald.fewround.certify import KHAT_LIMIT, Check, khat_limit, quantile
 from fald.fewround.chains import Frame, chain_checks, chains_outcome, gradients, trace_row
 from fald.fewround.exchange import Server
+from fald.fewround.importance import certified_rounds
+from fald.fewround.mixture import fit_mixture
 from fald.fewround.outcome import Outcome
 from fald.fewround.proposal import cholesky
+from fald.fewround.search import MANY, Search
 from fald.fewround.surrogate import Surrogate, blank, learn, moved, rest, wander
 from fald.fewround.target import Target
 from fald.fewround.weights import resample, smooth
-from fald.models.base import Model
+from fald.problem.model import Model
 
 Array = NDArray[Any]
 
@@ -34,8 +39,16 @@ _MEMORY = 3  # rounds whose gradients are learned from
 _GOOD = 0.4  # effective share of fresh states at which the surrogate is good enough
 _SETTLED = 0.15  # sds by which means and sds may differ between rounds of learning
 _LEARNING = 10  # rounds after which a surrogate that is not good enough is given up
-_FEWEST = 6  # decisions before the end is looked at
+_FEWEST, _STRICT = 6, 8  # decisions before the end is looked at; more where chains have the last word
 _LEAST = 0.25  # acceptance
+_DISPERSED = 3.0  # sds by which chains are moved out along one coordinate before they begin, at most
+_LAST = 5  # rounds of importance sampling that have the last word
+_NUMBERED = 1000  # rounds of the last word are numbered from here, so that their draws are fresh
+_CORES = 8  # of the mixture fitted to chains
+_ADVICE = (
+    "write effects in units of their scale, or integrate them out, so that the posterior has no narrow neck; "
+    "or allow more rounds"
+)
 
 
 class Known(NamedTuple):
@@ -120,6 +133,47 @@ class Learner:
 
 
 def split_hmc(
+    model: Model, mean: Array, factor: Array, *, max_rounds: int, **common: Any
+) -> Server[Outcome | None]:
+    """Server of split-HMC along a learned gradient, with an end as strict as that of importance sampling.
+
+    Up to 60 parameters the last word is importance sampling of fresh draws from a density fitted to the
+    chains. With more no weights can work, and the chains must show more of themselves: that those which began
+    apart are alike, that the gradient balances, and that rays find nothing far out.
+
+    Parameters
+    ----------
+    model
+        The model.
+    mean, factor
+        (d,) and lower (d, d): the Gaussian N(mean, factor·factorᵀ) that learning starts from.
+    max_rounds
+        Exchanges at most.
+    common
+        ``seed`` of all draws; ``tolerance``, wanted precision of means and sds in posterior sds; ``report``,
+        a function from positions (C, d) to reported quantities that are certified as well, or None;
+        ``trace``, a list that gets a line per round.
+
+    Returns
+    -------
+    Server
+        Its outcome, or None if the posterior could not be learned.
+    """
+    few, search = model.dim <= MANY, Search.make(model, **common)
+    outcome = yield from run_chains(
+        model, mean, factor, max_rounds=max_rounds - (_LAST if few else 0), strict=not few, **common
+    )
+    if outcome is None or not outcome.reached or not few:
+        return outcome
+    fitted = fit_mixture(outcome.positions, outcome.weights, search.seed, most=_CORES)
+    last, _ = yield from certified_rounds(search, fitted, _NUMBERED, _NUMBERED + _LAST - 1)
+    if last.reached:
+        return replace(last, method="split-hmc")
+    reason = f"importance sampling of fresh draws does not confirm the chains of split-HMC: {last.reason}"
+    return replace(outcome, reached=False, reason=reason, advice=_ADVICE, failed=last.failed)
+
+
+def run_chains(
     model: Model,
     mean: Array,
     factor: Array,
@@ -129,48 +183,34 @@ def split_hmc(
     max_rounds: int,
     report: Callable[[Array], Array] | None = None,
     trace: list[dict[str, Any]] | None = None,
+    strict: bool = False,
 ) -> Server[Outcome | None]:
-    """Server of split-HMC along a learned gradient.
-
-    Parameters
-    ----------
-    model
-        The model.
-    mean, factor
-        (d,) and lower (d, d): the Gaussian N(mean, factor·factorᵀ) that learning starts from.
-    seed, tolerance
-        Of all draws; wanted precision of means and sds, in posterior sds.
-    max_rounds
-        Exchanges at most.
-    report
-        Function from positions (C, d) to reported quantities that are certified as well, or None.
-    trace
-        A list that gets a line per round.
-
-    Returns
-    -------
-    Server
-        Its outcome, or None if the posterior could not be learned.
-    """
+    """Server of the chains of split-HMC, as ``split_hmc``; ``strict`` asks all of them that they can show."""
     target, trace = Target(model), [] if trace is None else trace
     rng = np.random.Generator(np.random.Philox([seed & (2**64 - 1), 10]))
     learner = Learner(target, Frame(mean, factor), rng, trace)
     coordinates = target.dim if report is None else target.dim + report(mean[None]).shape[1]
     # half of the tolerance is for the number of chains, the rest for what they remember
     count = int(np.ceil((2 * quantile(coordinates) / tolerance) ** 2 / 256)) * 256
-    drawn = yield from _drawn(learner, count, min(_LEARNING, max_rounds - _FEWEST - 1))
+    fewest = _STRICT if strict else _FEWEST
+    drawn = yield from _drawn(learner, count, min(_LEARNING, max_rounds - fewest - 1))
     if drawn is None:
         return None
     taken = resample(drawn.weights, count, float(rng.random()))
     z, value, off = (part[taken] for part in (drawn.z, drawn.value, drawn.off))
+    if strict:  # from further apart than the surrogate leads
+        z = _dispersed(z, rng)
+        value, off = yield from learner.decide(z)
+        trace.append(trace_row(learner.frame.positions(z)))
 
     def quantities(z: Array) -> Array:
         here = learner.frame.positions(z)
         return here if report is None else np.concatenate([here, report(here)], axis=1)
 
+    names = list(model.parameter_names)
     first, ensembles, energies = quantities(z), [z], [value]
     checks = [Check("rounds", False, "too few rounds were left for the chains")]
-    while learner.rounds < max_rounds:
+    while learner.rounds < max_rounds - (1 if strict else 0):
         there = learner.walk(z)
         level, after = yield from learner.decide(there)
         with np.errstate(invalid="ignore"):
@@ -180,14 +220,49 @@ def split_hmc(
         ensembles, energies = [ensembles[-1], z], [*energies, value]
         accepted = float(moved.mean())
         trace.append(trace_row(learner.frame.positions(z), accepted=accepted))
-        if len(energies) <= _FEWEST:
+        if len(energies) <= fewest:
             continue
         ends = [first, *map(quantities, ensembles)]
-        checks = chain_checks(ends, energies, accepted, _LEAST, tolerance, list(model.parameter_names))
+        checks = [
+            *chain_checks(ends, energies, accepted, _LEAST, tolerance, names),
+            certify.forgotten(first[:, : target.dim], learner.frame.positions(z), names),
+        ]
         if all(check.holds for check in checks):
             break
+    if strict and all(check.holds for check in checks):
+        last = [learner.frame.positions(each) for each in ensembles]
+        checks += yield from _shown(target, last, rng, tolerance)
+        trace.append(trace_row(learner.frame.positions(z)))
     failed = [check for check in checks if not check.holds]
     return chains_outcome(learner.frame.positions(z), failed, drawn.khat, trace)
+
+
+def _dispersed(z: Array, rng: np.random.Generator) -> Array:
+    """States of which every other one is moved out along one coordinate, each in its turn."""
+    out = z.copy()
+    rows = np.arange(0, len(z), 2)
+    far = rng.choice([-1, 1], len(rows)) * rng.uniform(_DISPERSED / 2, _DISPERSED, len(rows))
+    out[rows, rows // 2 % z.shape[1]] += far
+    return out
+
+
+def _shown(
+    target: Target, last: list[Array], rng: np.random.Generator, tolerance: float
+) -> Server[list[Check]]:
+    """Ask for gradients at some states of the last two trajectories' ends, and for values along rays."""
+    names = list(target.model.parameter_names)
+    positions, both = last[-1], np.concatenate(last)
+    chosen = both[rng.permutation(len(both))[: 2 * _STATES]]
+    cast = rays.cast(positions.mean(axis=0), np.cov(positions.T), np.zeros((0, target.dim)), rng)
+    sums = yield {"states": chosen, "points": cast.positions}
+    slopes = target.gradients(chosen, sums)[1]
+    out = target.values(cast.positions, sums["point_values"]).reshape(len(cast.directions), -1)
+    # no density of the chains is known: what lies far out must be little
+    found = rays.far(out, np.full(out.shape, np.inf), target.dim, len(positions), 1.0)
+    return [
+        certify.scores(chosen, slopes, tolerance, names),
+        certify.far_mass(cast, found, tolerance, names),
+    ]
 
 
 class Drawn(NamedTuple):

@@ -18,7 +18,7 @@ _MOST_CORES = 4
 _MOST_DRAWS = 16384
 
 
-def _log_parts(mixture: Proposal, positions: Array) -> Array:
+def log_parts(mixture: Proposal, positions: Array) -> Array:
     """(C, k) log weight times density of each core."""
     columns = []
     for weight, mean, factor in zip(*mixture):
@@ -57,7 +57,7 @@ def _fit(positions: Array, weights: Array, cores: int, rng: np.random.Generator)
             means.append(own.mean)
             factors.append(cholesky(own.covariance + 1e-3 * whole.covariance))
         mixture = Proposal(share / share.sum(), np.array(means), np.array(factors))
-        logs = _log_parts(mixture, positions)
+        logs = log_parts(mixture, positions)
         total = np.asarray(logsumexp(logs, axis=1))
         parts = np.exp(logs - total[:, None])
         value = float(weights @ total)
@@ -67,8 +67,8 @@ def _fit(positions: Array, weights: Array, cores: int, rng: np.random.Generator)
     return mixture
 
 
-def fit_mixture(positions: Array, weights: Array, seed: int) -> Proposal:
-    """A mixture for weighted draws, with as many cores as held-out draws ask for.
+def fit_mixture(positions: Array, weights: Array, seed: int, *, most: int = _MOST_CORES) -> Proposal:
+    """A mixture for weighted draws, with as many cores as held-out draws ask for, and ``most``.
 
     A further core is taken when the mean log density of draws that were not used for the fit rises by more
     than two standard errors.
@@ -91,12 +91,12 @@ def fit_mixture(positions: Array, weights: Array, seed: int) -> Proposal:
     train, test = train / train.sum(), test / test.sum()
     reference = _fit(positions, train, 1, rng)
     assert reference is not None
-    density = np.asarray(logsumexp(_log_parts(reference, positions), axis=1))
-    for cores in range(2, _MOST_CORES + 1):
+    density = np.asarray(logsumexp(log_parts(reference, positions), axis=1))
+    for cores in range(2, most + 1):
         fitted = _fit(positions, train, cores, rng)
         if fitted is None:
             break
-        new = np.asarray(logsumexp(_log_parts(fitted, positions), axis=1))
+        new = np.asarray(logsumexp(log_parts(fitted, positions), axis=1))
         gains = new - density
         gain = float(test @ gains)
         error = float(np.sqrt(np.sum((test * (gains - gain)) ** 2)))

@@ -35,6 +35,8 @@ class Outcome:
         Names of the conditions that did not hold.
     trace
         What every round gave, by name.
+    values
+        (C,) log posterior of the draws, up to a constant; empty where the method does not know it.
     """
 
     method: str
@@ -50,6 +52,7 @@ class Outcome:
     modes: Array
     failed: tuple[str, ...] = ()
     trace: list[dict[str, Any]] = field(default_factory=list)
+    values: Array = field(default_factory=lambda: np.zeros(0))
 
     @property
     def verdict(self) -> str:

@@ -20,14 +20,14 @@ part of a request      answer, with ℓ the site's log likelihood
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.errors import DataError
-from fald.fewround.evaluate import (
+from fald.calculus.mode import Report, newton_step
+from fald.calculus.sums import (
     Site,
     gradients,
     hessians,
@@ -35,24 +35,118 @@ from fald.fewround.evaluate import (
     prior_derivatives,
     prior_gradients,
 )
+from fald.core.errors import DataError, PolicyError
+from fald.core.reveals import check_kind
 from fald.fewround.proposal import Proposal, draw
 from fald.fewround.steps import leverage, local_steps
-from fald.prepare import Report, newton_step
 
 Array = NDArray[Any]
 Request = Mapping[str, Array]
 Answer = dict[str, Array]
 
-REVEALS = {
-    "point": "its log likelihood at chosen parameters",
-    "draw": "its log likelihood at drawn parameters",
-    "state": "its log likelihood and gradient at many parameters",
-    "anchor": "its log likelihood, gradient and curvature at chosen parameters",
-    "smooth": "its mean gradient and curvature over drawn parameters",
-    "local": "its own best parameters and the curvature there",
-    "step": "where its local steps ended",
+
+class Answered(NamedTuple):
+    """What a kind of request makes a site send.
+
+    Attributes
+    ----------
+    asks
+        Names of a request's arrays, or how they begin where they end in ``_``.
+    says
+        What the site reveals, in words.
+    arrays
+        Arrays of the answer by name: the kind of number, and how many axes stand in front of it.
+    """
+
+    asks: tuple[str, ...]
+    says: str
+    arrays: Mapping[str, tuple[str, int]]
+
+
+ANSWERS: Mapping[str, Answered] = {
+    "point": Answered(("points",), "its log likelihood at chosen parameters", {"point_values": ("value", 1)}),
+    "draw": Answered(("proposal_",), "its log likelihood at drawn parameters", {"draw_values": ("value", 1)}),
+    "state": Answered(
+        ("states",),
+        "its log likelihood and gradient at many parameters",
+        {"state_values": ("value", 1), "state_gradients": ("gradient", 1)},
+    ),
+    "anchor": Answered(
+        ("anchors",),
+        "its log likelihood, gradient and curvature at chosen parameters",
+        {
+            "anchor_values": ("value", 1),
+            "anchor_gradients": ("gradient", 1),
+            "anchor_hessians": ("hessian", 1),
+        },
+    ),
+    "smooth": Answered(
+        ("smooth",),
+        "its mean gradient and curvature over drawn parameters",
+        {"smooth_gradient": ("gradient", 0), "smooth_hessian": ("hessian", 0)},
+    ),
+    "local": Answered(
+        ("local_",),
+        "its own best parameters and the curvature there",
+        {
+            "local_precision": ("precision", 0),
+            "local_shift": ("shift", 0),
+            "local_mode": ("mode", 0),
+            "local_square": ("square", 0),
+            "local_sites": ("count", 0),
+        },
+    ),
+    "step": Answered(
+        ("step_", "leverage_"),
+        "where its local steps ended",
+        {"step_leverage": ("leverage", 0), "step_positions": ("position", 2)},
+    ),
 }
+REVEALS = {kind: answered.says for kind, answered in ANSWERS.items()}
 _LADDER = 2.0 ** -np.arange(1, 13)
+
+
+def asked(request: Request) -> list[str]:
+    """Kinds of requests in one; whatever no kind asks for is refused.
+
+    Examples
+    --------
+    >>> asked({"points": np.zeros((1, 2)), "states": np.zeros((1, 2))})
+    ['point', 'state']
+    """
+    kinds = set()
+    for name in request:
+        found = [
+            k
+            for k, a in ANSWERS.items()
+            if any(name == p or (p[-1] == "_" and name.startswith(p)) for p in a.asks)
+        ]
+        if not found:
+            raise PolicyError(f"no request has a part {name!r}")
+        kinds.add(found[0])
+    return [kind for kind in ANSWERS if kind in kinds]
+
+
+def answer_kinds(requests: Iterable[str]) -> list[str]:
+    """Kinds of numbers, of ``fald.core.reveals.KINDS``, that some kinds of requests make a site send."""
+    return sorted({kind for request in requests for kind, _ in ANSWERS[request].arrays.values()})
+
+
+def check_answer(answer: Mapping[str, Array], dim: int) -> list[str]:
+    """Kinds of numbers in an answer.
+
+    Raises
+    ------
+    PolicyError
+        If an array is not declared, or has not the shape of its kind.
+    """
+    declared = {name: each for a in ANSWERS.values() for name, each in a.arrays.items()}
+    for name, array in answer.items():
+        if name not in declared:
+            raise PolicyError(f"the array {name!r} of its answer is not declared")
+        kind, front = declared[name]
+        check_kind(kind, array, dim, front)
+    return sorted({declared[name][0] for name in answer})
 
 
 def proposal_of(request: Request) -> tuple[Proposal, int, int]:

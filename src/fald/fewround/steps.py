@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.fewround.evaluate import Site, gradients, hessians
-from fald.models.base import Model
-from fald.types import PyTree
+from fald.calculus.sums import Site, gradients, hessians
+from fald.core.types import PyTree
+from fald.problem.model import Model
 
 Array = NDArray[Any]
 

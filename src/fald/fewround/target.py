@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.fewround.evaluate import prior_derivatives, prior_gradients
+from fald.calculus.mode import Report, newton_step, unit_scaled
+from fald.calculus.sums import prior_derivatives, prior_gradients
 from fald.fewround.site import Answer
-from fald.models.base import Model
-from fald.prepare import Report, newton_step, unit_scaled
+from fald.problem.model import Model
 
 Array = NDArray[Any]
 
@@ -56,14 +56,25 @@ class Target:
         self.start = np.asarray(model.flat_initial_position, float)
 
     def values(self, positions: Array, sums: Array) -> Array:
-        """Log posterior (M,); what is not a number counts as no density."""
-        return tidy(sums + prior_gradients(self.model, positions)[0])
+        """Log posterior (M,), −∞ where it is not a number."""
+        return self.posterior(positions, sums)[0]
+
+    def posterior(self, positions: Array, sums: Array) -> tuple[Array, Array]:
+        """Log posterior (M,), −∞ where it is not a number, and where it is none (M,).
+
+        Where the prior has no density the likelihood need not be a number.
+        """
+        prior = prior_gradients(self.model, positions)[0]
+        with np.errstate(invalid="ignore"):
+            both = np.where(np.isneginf(prior), -np.inf, sums + prior)
+        undefined = np.isnan(both) | np.isposinf(both)
+        return np.where(undefined, -np.inf, both), undefined
 
     def gradients(self, positions: Array, sums: Answer) -> tuple[Array, Array]:
         """Log posterior (M,) and its gradient (M, d) at the first states of a request."""
         value, gradient = prior_gradients(self.model, positions)
         count = len(positions)
-        return tidy(sums["state_values"][:count] + value), sums["state_gradients"][:count] + gradient
+        return tidy(value + sums["state_values"][:count]), sums["state_gradients"][:count] + gradient
 
     def derivatives(self, positions: Array, sums: Answer) -> list[Derivatives]:
         """Log posterior with derivatives at the anchors of a request."""
@@ -149,5 +160,5 @@ class Target:
 
 
 def tidy(values: Array) -> Array:
-    """Values with −∞ for what is not a number."""
-    return np.where(np.isnan(values), -np.inf, values)
+    """Values with −∞ for what is not a number, or +∞."""
+    return np.where(np.isnan(values) | np.isposinf(values), -np.inf, values)

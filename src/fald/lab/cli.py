@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fald import bench as speed
-from fald import commands, compare_report
-from fald.cli_options import Host, Json, Port, Quiet, Run, Settings, StudyFile
-from fald.datasets import study_path
-from fald.study import load_study
+from fald.cli.options import Json, Quiet, Settings, StudyFile
+from fald.lab import bench as speed
+from fald.lab import compare_report
+from fald.study.schema import load_study
 
 
 def reproduce(
@@ -29,7 +28,7 @@ def reproduce(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run the experiments of the FA-LD paper, and say of each claim whether it holds.
+    """Run the experiments of the paper, with a verdict on each claim.
 
     Panels: all; fig1a to fig1e, fig2a to fig2e, fig3, fig4; beyond the paper: communication, calibration.
 
@@ -37,7 +36,7 @@ def reproduce(
 
     Example: fald reproduce all --quick --out experiments
     """
-    from fald.reproduce import runner  # what it needs is of no use to the other commands
+    from fald.lab.reproduce import runner  # what it needs is of no use to the other commands
 
     def report(record: Any) -> None:
         if not as_json:
@@ -81,7 +80,7 @@ def compare(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare methods on a study: error against rounds, bytes and seconds.
+    """Compare methods on a study, by rounds, bytes and seconds.
 
     Example: fald compare study.toml --methods fa-ld,sgld,laplace --budget-rounds 1000
     """
@@ -97,43 +96,6 @@ def compare(
         report=None if quiet else lambda line: print(line, file=sys.stderr, flush=True),
     )
     print(json.dumps(document, indent=1) if as_json else compare_report.text(document))
-
-
-def watch(
-    folder: Run,
-    host: Host = "127.0.0.1",
-    port: Port = 0,
-) -> None:
-    """Follow a run in the browser, while it goes or after.
-
-    Example: fald watch runs/study
-    """
-    from fald.pages.follow import Follower  # the other commands need no web server
-    from fald.pages.server import Page, serve
-
-    page = Page("watch", {"state": Follower(folder).state})
-    serve(page, host=host, port=port, about=f"following {folder}")
-
-
-def explore(
-    study: Annotated[Path | None, typer.Argument(help="Study (default: the bundled one).")] = None,
-    settings: Settings = None,
-    host: Host = "127.0.0.1",
-    port: Port = 0,
-) -> None:
-    """Move sliders over a study's settings, in the browser.
-
-    Example: fald explore study.toml
-    """
-    from fald.pages.explorer import Explorer
-    from fald.pages.server import Page, serve
-
-    loaded = load_study(study or study_path("indo"), settings or [])
-    commands.set_precision(loaded)
-    print("finding the sites' local models (a few seconds)", file=sys.stderr, flush=True)
-    found = Explorer(loaded)
-    answers = {"about": found.about, "point": found.point, "privacy": found.privacy, "sweep": found.sweep}
-    serve(Page("explore", answers), host=host, port=port, about=f"exploring {loaded.title or study}")
 
 
 def bench(

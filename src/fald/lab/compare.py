@@ -25,15 +25,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.checkpoint import Checkpoint, write_atomically
-from fald.data import FederatedData
-from fald.errors import ConfigError, DataError, Interrupted, NonFiniteError, StorageError
-from fald.gradients import Batch, energy_fn, largest_curvatures, pooled_mode
-from fald.models.base import Model
-from fald.reference import Reference, flat_draws, longest_run, pooled_nuts
-from fald.samplers.base import Method
-from fald.samplers.names import METHODS, by_name, takes
-from fald.sampling import sample
+from fald.calculus.gradients import Batch, energy_fn, largest_curvatures, pooled_mode
+from fald.core.errors import ConfigError, DataError, Interrupted, NonFiniteError, StorageError
+from fald.core.files import write_atomically
+from fald.lab.reference import Reference, flat_draws, longest_run, pooled_nuts
+from fald.langevin.method import Method
+from fald.langevin.registry import METHODS, by_name, takes
+from fald.langevin.sampling import sample
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
+from fald.runtime.checkpoint import Checkpoint
+from fald.study.fit import fit
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -44,6 +46,8 @@ _MOST_NUMBERS = 2**23  # in the draws of a run
 _SCORED_DRAWS = 100
 _CURVES = 7  # points of a curve, each at twice the rounds of the one before
 _LARGEST_BUDGET = 16_384  # rounds, in a search for a target
+
+FEW_ROUND = "few-round"  # the default of a study, beside the methods that take steps
 
 # the largest curvature that one step meets
 _JOINT = {"sgld", "qlsd", "qlsd++", "marina", "elf"}  # of the joint energy
@@ -57,7 +61,7 @@ class Plan:
     Attributes
     ----------
     methods
-        Names from ``fald.samplers.METHODS``.
+        Names from ``fald.samplers.METHODS``, and ``few-round`` for ``fald.fit``.
     budget_rounds
         Engine rounds of every method.
     target_error
@@ -68,7 +72,7 @@ class Plan:
         For all.
     """
 
-    methods: tuple[str, ...] = tuple(METHODS)
+    methods: tuple[str, ...] = (FEW_ROUND, *METHODS)
     budget_rounds: int = 2000
     target_error: float | None = None
     local_steps: int = 10
@@ -77,11 +81,11 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.methods if name not in METHODS]
+        unknown = [name for name in self.methods if name != FEW_ROUND and name not in METHODS]
         if unknown or not self.methods:
             raise ConfigError(
                 f"no method named {unknown[0]!r}" if unknown else "no methods given",
-                hint=f"there are: {', '.join(METHODS)}",
+                hint=f"there are: {', '.join((FEW_ROUND, *METHODS))}",
             )
         if len(set(self.methods)) < len(self.methods):
             raise ConfigError(f"methods are named twice: {', '.join(self.methods)}")
@@ -206,7 +210,8 @@ def _compare(
     held_against = _reference(problem, work, plan, reference)
     total, results, began = len(plan.methods), {}, time.monotonic()
     for i, name in enumerate(plan.methods):
-        results[name] = _one_method(problem, work, plan, name, held_against)
+        one = _few_rounds if name == FEW_ROUND else _one_method
+        results[name] = one(problem, work, plan, name, held_against)
         left = (time.monotonic() - began) / (i + 1) * (total - i - 1)
         work.report(f"{i + 1} of {total} methods done, about {left:,.0f} s left")
     return {
@@ -269,7 +274,7 @@ class _Problem:
 
     def score(self, method: Method, flat: np.ndarray) -> float:
         """Stein score of draws (chains, draws, d); energy of the last iterates for a point estimate."""
-        if method.point_estimate:
+        if method.about.point_estimate:
             return float(self.energy(jnp.asarray(flat[:, -1].mean(0), self.mode.dtype)))
         half = flat[:, flat.shape[1] // 2 :].reshape(-1, flat.shape[2])
         some = half[np.unique(np.linspace(0, len(half) - 1, _SCORED_DRAWS).astype(int))]
@@ -303,7 +308,8 @@ def _build(problem: _Problem, plan: Plan, name: str, factor: float | None) -> Me
         settings["step_size"] = factor * problem.unit(name)
     chosen = {k: v for k, v in settings.items() if k in takes(name) and v is not None}
     method = by_name(name, **chosen)
-    method.prepare(problem.model, problem.data)
+    # large matrices are refused here, before any run
+    method.prepare(problem.model, problem.data, method.offer(problem.model, problem.data))
     return method
 
 
@@ -311,7 +317,7 @@ def _arguments(problem: _Problem, method: Method, plan: Plan) -> dict[str, Any]:
     return {
         "method": method,
         "num_chains": plan.num_chains,
-        "num_warmup": method.preparation_rounds,
+        "num_warmup": method.about.preparation_rounds,
         "thinning": _thinning(problem, plan, _budget(plan)),
         "progress": False,
     }
@@ -335,7 +341,7 @@ def _pilot(problem: _Problem, work: Work, plan: Plan, name: str, factor: float) 
     if kept is not None:
         return kept
     method = _build(problem, plan, name, factor)
-    rounds = _pilot_rounds(plan) + method.preparation_rounds
+    rounds = _pilot_rounds(plan) + method.about.preparation_rounds
     settings = {**_arguments(problem, method, plan), "thinning": _thinning(problem, plan, rounds)}
     try:
         tree = sample(plan.seed + 2, problem.model, problem.data, num_rounds=rounds, **settings)
@@ -364,11 +370,44 @@ def _one_method(problem: _Problem, work: Work, plan: Plan, name: str, reference:
     except (ConfigError, DataError, NonFiniteError) as error:
         return {"refused": error.message}
     return {
-        "point_estimate": method.point_estimate,
-        "step_size": getattr(method, "step_size", None) if pilots else None,
+        "point_estimate": method.about.point_estimate,
+        "step_size": method.about.step_size if pilots else None,
         "step_factor": best,
-        "settings": method.settings(),
+        "settings": method.about.settings,
         "pilots": pilots,
+        "curve": curve,
+        "reached": plan.target_error is not None and curve[-1]["error"] <= plan.target_error,
+    }
+
+
+def _few_rounds(problem: _Problem, work: Work, plan: Plan, name: str, reference: Reference) -> dict[str, Any]:
+    """``fald.fit`` with nothing to tune: one point, at the rounds that it took."""
+    curve = work.done(f"curve-{name}")
+    if curve is None:
+        began = time.monotonic()
+        try:
+            tree = fit(plan.seed, problem.model, problem.data, progress=False)
+        except (ConfigError, DataError, NonFiniteError) as error:
+            return {"refused": error.message}
+        seconds = time.monotonic() - began
+        asked: Any = tree["rounds"].to_dataset()
+        rounds = float(tree.attrs["rounds_done"])
+        costs = {key: float(asked[key].sum()) for key in ("bytes_up", "bytes_down")}
+        point = {
+            "engine_rounds": int(rounds),
+            "seconds": seconds,
+            "rounds": rounds,
+            "gradients": None,
+            **costs,
+        }
+        curve = work.keep(f"curve-{name}", [{**point, **_errors(flat_draws(tree), False, reference)}])
+    work.report(f"{name}: error {curve[-1]['error']:.3g} after {curve[-1]['rounds']:,.0f} rounds")
+    return {
+        "point_estimate": False,
+        "step_size": None,
+        "step_factor": None,
+        "settings": {"method": name},
+        "pilots": [],
         "curve": curve,
         "reached": plan.target_error is not None and curve[-1]["error"] <= plan.target_error,
     }
@@ -414,20 +453,23 @@ def _curve(
 def _measure(tree: xr.DataTree, method: Method, reference: Reference) -> dict[str, Any]:
     """Errors and costs of a result; costs are means over chains, bytes of the average client."""
     flat = flat_draws(tree)
-    cost = tree["cost"].to_dataset().mean()
-    half = flat[:, flat.shape[1] // 2 :].reshape(-1, flat.shape[2])
-    mean = half.mean(0) if not method.point_estimate else flat[:, -1].mean(0)
+    later = flat if method.about.point_estimate else flat[:, flat.shape[1] // 2 :]
+    costs = {str(k): float(v) for k, v in tree["cost"].to_dataset().mean().items()}
+    return {**_errors(later, method.about.point_estimate, reference), **costs}
+
+
+def _errors(flat: np.ndarray, point: bool, reference: Reference) -> dict[str, Any]:
+    """Errors of draws (chains, draws, d), or of the last of them for a point estimate."""
+    mean = flat[:, -1].mean(0) if point else flat.mean((0, 1))
     of_means = (mean - reference.mean) / reference.sd
-    of_sds = half.std(0) / reference.sd - 1
+    of_sds = flat.std((0, 1)) / reference.sd - 1
     found = {
         "mean_error": float(np.sqrt(np.mean(of_means**2))),
         "worst_mean_error": float(np.abs(of_means).max()),
-        "sd_error": None if method.point_estimate else float(np.sqrt(np.mean(of_sds**2))),
-        "worst_sd_error": None if method.point_estimate else float(np.abs(of_sds).max()),
+        "sd_error": None if point else float(np.sqrt(np.mean(of_sds**2))),
+        "worst_sd_error": None if point else float(np.abs(of_sds).max()),
     }
-    squares = [found["mean_error"] ** 2, *([] if method.point_estimate else [found["sd_error"] ** 2])]
-    costs = {str(k): float(v) for k, v in cost.items()}
-    return {"error": math.sqrt(sum(squares)), **found, **costs}
+    return {"error": math.hypot(found["mean_error"], found["sd_error"] or 0.0), **found}
 
 
 def as_methods(text: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -439,7 +481,7 @@ def as_methods(text: str | Sequence[str] | None) -> tuple[str, ...]:
     ('fa-ld', 'sgld')
     """
     if text is None:
-        return tuple(METHODS)
+        return (FEW_ROUND, *METHODS)
     parts = text.split(",") if isinstance(text, str) else text
     return tuple(part.strip() for part in parts if part.strip())
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fald.checkpoint import write_atomically
-from fald.commands import set_precision
-from fald.compare import Plan, as_methods, compare
-from fald.errors import ConfigError
-from fald.figures import write_lines
-from fald.study import Study
-from fald.tables import align, number
+from fald.core.errors import ConfigError
+from fald.core.files import write_atomically
+from fald.lab.compare import Plan, as_methods, compare
+from fald.report.lines import write_lines
+from fald.results.text import align, number
+from fald.study.precision import set_precision
+from fald.study.schema import Study
 
 _AXES = {
     "rounds": ("rounds", "communication rounds"),
@@ -136,7 +136,7 @@ def rows(document: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             f"{end['rounds']:,.0f}",
             size(end["bytes_up"]),
             size(end["bytes_down"]),
-            f"{end['gradients']:,.0f}",
+            "-" if end["gradients"] is None else f"{end['gradients']:,.0f}",
             number(end["seconds"]),
             number(end["mean_error"]),
             "none" if end["sd_error"] is None else number(end["sd_error"]),

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.data import FederatedData
-from fald.gradients import Batch, energy_fn
-from fald.models.base import Model
-from fald.samplers.fald import sgld
-from fald.sampling import sample
+from fald.calculus.gradients import Batch, energy_fn
+from fald.langevin.fald import sgld
+from fald.langevin.sampling import sample
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
 
 if TYPE_CHECKING:
     import xarray as xr

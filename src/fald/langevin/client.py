@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fald.gradients import Batch, all_rows, energy_fn, gradient_fn, random_rows
-from fald.keys import Stream, client_key, stream_key
-from fald.models.base import Model
-from fald.types import PyTree
+from fald.calculus.gradients import Batch, all_rows, energy_fn, gradient_fn, random_rows
+from fald.core.keys import Stream, client_key, stream_key
+from fald.core.types import PyTree
+from fald.problem.model import Model
 
 
 class Rows(NamedTuple):
@@ -182,7 +182,7 @@ def client_round(
         weight,
         round_index,
         hyper["local_steps"],
-        method.batch_size,
+        method.about.batch_size,
         whole,
         hyper.get("clip_norm"),
         all_rows_fn=all_rows_fn,

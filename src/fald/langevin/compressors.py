@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.errors import ConfigError
-from fald.keys import uniforms
-from fald.types import float_dtype
+from fald.core.errors import ConfigError
+from fald.core.keys import uniforms
+from fald.core.types import float_dtype
 
 
 class Quantised(NamedTuple):

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.engines.base import Problem
-from fald.participation import Drawn, Participation
-from fald.samplers.base import Method, Spent
-from fald.types import PyTree
+from fald.core.types import PyTree
+from fald.langevin.engine import Problem
+from fald.langevin.method import Method, Spent
+from fald.settings.participation import Drawn, Participation
 
 _WORD = 2**32
 
@@ -26,7 +26,7 @@ def start(
 ) -> PyTree:
     """Counters (clients, chains) of a run that has not begun; ``()`` where rounds say all."""
     zeros = jnp.zeros((num_clients, num_chains), jnp.uint32)
-    if method.fixed_cost(dim) is None:
+    if method.cost(dim).each is None:
         return Spent(*[(zeros, zeros) for _ in Spent._fields])
     return () if participation.scheme == "full" else zeros
 
@@ -63,7 +63,7 @@ def totals(problem: Problem, tally: PyTree, rounds: int) -> dict[str, np.ndarray
     """
     method, data, dim = problem.method, problem.data, problem.model.dim
     shape = (problem.num_chains, data.num_clients)
-    fixed = method.fixed_cost(dim)
+    fixed, setup = method.cost(dim)
     if fixed is None:
         spent = Spent(*[_whole(sums) for sums in tally])
     else:
@@ -71,11 +71,12 @@ def totals(problem: Problem, tally: PyTree, rounds: int) -> dict[str, np.ndarray
         times = np.full(shape, rounds, np.int64) if all_present else np.asarray(tally, np.int64).T
         spent = Spent(*[times * part for part in fixed])
     waited = spent.exchanges.max(1) if problem.participation.scheme == "full" else np.full(shape[0], rounds)
-    spent = Spent(*[sums + part for sums, part in zip(spent, method.setup_cost(dim))])
+    spent = Spent(*[sums + part for sums, part in zip(spent, setup)])
     sizes = np.asarray(data.sizes, np.int64)
-    batch = sizes if method.batch_size is None else np.minimum(sizes, method.batch_size)
+    rows = method.about.batch_size
+    batch = sizes if rows is None else np.minimum(sizes, rows)
     return {
-        "rounds": waited + method.setup_cost(dim).exchanges,
+        "rounds": waited + setup.exchanges,
         "bytes_up": spent.bytes_up,
         "bytes_down": spent.bytes_down,
         "gradients": spent.batch_gradients + spent.full_gradients,

@@ -1,218 +1,23 @@
-"""The run loop: chunks of rounds, progress, checkpoints, interruption, divergence.
-
-It knows no engine. Chunks grow until one takes about half a second, so that progress is live and
-Ctrl-C is answered soon; results do not depend on where chunks end.
-"""
+"""A chain that left the finite numbers: where, why, and which step would not have."""
 
 from __future__ import annotations
 
-import functools
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.checkpoint import Checkpoint, Store, damaged
-from fald.console import Progress
-from fald.engines.base import Engine, Problem, Records, RunState
-from fald.errors import ConfigError, FaldError, FederationError, Interrupted, NonFiniteError, StorageError
-from fald.gradients import client_rows, energy_fn, largest_curvatures, pooled_mode
-from fald.journal import Journal, replies
-from fald.privacy.guard import Guard, Protection
+from fald.calculus.gradients import client_rows, energy_fn, largest_curvatures, pooled_mode
+from fald.core.errors import FaldError, NonFiniteError
+from fald.langevin.engine import Engine, Problem
+from fald.runtime.records import Records, RunState
 
-_CHUNK_SECONDS = 0.5
 _CLIENTS_EXAMINED = 20
 
 
-def run(
-    problem: Problem,
-    engine: Engine,
-    positions: jax.Array,
-    *,
-    num_rounds: int,
-    checkpoint: Checkpoint | None,
-    description: dict[str, Any],
-    progress: bool,
-    build: Callable[..., Any],
-    privacy: Protection | None = None,
-    journal: Journal | None = None,
-    settling: Callable[[list[Records]], dict[str, Any]] = lambda records: {},
-) -> Any:
-    """Run all rounds and return ``build(records)``.
-
-    Parameters
-    ----------
-    problem, engine, positions
-        What to sample, who does it, and where the chains start (chains, dim).
-    num_rounds
-        Rounds in total, those of a resumed checkpoint included.
-    checkpoint, description
-        Where to save, and what identifies the run there.
-    progress
-        Whether to report on standard error.
-    build
-        Turns kept draws, costs (and the privacy guard, if any) into the result; also used for the draws
-        kept by a run that fails.
-    privacy
-        What a private run asked for.
-    journal, settling
-        Where to write down how the run goes, and what to say there of the draws so far, now and then.
-
-    Raises
-    ------
-    Interrupted, NonFiniteError, StorageError, PrivacyError
-        Each with the draws so far in its ``tree``, or None there if no draw was kept.
-    """
-    state = engine.init(problem, positions)
-    records: list[Records] = []
-    store = None
-    if checkpoint is not None:
-        store = Store(checkpoint.path, description)
-        if store.open():
-            state, records = _resume(store, problem, state, num_rounds)
-    asked, guard = num_rounds, None
-    if privacy is not None:
-        lost = 0 if store is None else max(0, store.begun_rounds() - state.round)
-        guard = Guard(privacy, problem, num_rounds, lost)
-        guard.rounds_begun = state.round
-        num_rounds = guard.num_rounds
-        build = functools.partial(build, guard=guard)
-
-    notes = _Notes(journal or Journal(None), problem, engine, num_rounds, guard, settling)
-
-    def finished(records: list[Records]) -> Any:
-        return build(records, costs=engine.costs(problem, state))
-
-    def written(write: Callable[[], None]) -> None:
-        try:
-            write()
-        except StorageError as error:
-            raise _with_draws(error, finished, records) from error
-
-    saved_at = time.monotonic()
-
-    def save() -> None:
-        nonlocal saved_at
-        if store is not None and state.round > store.saved_round:
-            written(functools.partial(store.save, state, records))
-        saved_at = time.monotonic()
-
-    chunk = 1
-    try:
-        with (
-            notes.running(state.round),
-            Progress(num_rounds, state.round, progress, "energy" if guard is None else "ε ≤") as display,
-        ):
-            while state.round < num_rounds:
-                size = min(chunk, num_rounds - state.round, engine.most_rounds(problem, state))
-                due = None
-                if store is not None and checkpoint is not None and checkpoint.rounds is not None:
-                    due = store.saved_round + checkpoint.rounds
-                    size = min(size, due - state.round)
-                if guard is not None:
-                    guard.rounds_begun = state.round + size
-                    if store is not None:
-                        store.begin_rounds(guard.rounds_begun + guard.lost_rounds)
-                began = time.monotonic()
-                after, new, energy = engine.advance(problem, state, size)
-                escape = _first_escape(problem, engine, state, after, new)
-                if escape is not None:
-                    save()
-                    kept = [_up_to(r, escape.last_good_round) for r in (*records, new)]
-                    # without costs: those of the rounds before the escape depend on where chunks end
-                    raise _with_draws(_explain(problem, positions, escape), build, kept)
-                # in this order an interruption between the two lines cannot lose draws
-                records.append(new)
-                state = after
-                seconds = time.monotonic() - began
-                chunk = max(1, min(2 * chunk, int(size * _CHUNK_SECONDS / max(seconds, 1e-6))))
-                display.update(state.round, energy if guard is None else guard.epsilon(state.round))
-                written(functools.partial(notes.round, state, records, energy))
-                if state.round == due or (
-                    checkpoint is not None and time.monotonic() - saved_at >= checkpoint.seconds
-                ):
-                    save()
-            save()
-            if guard is not None and num_rounds < asked:
-                raise _with_draws(guard.exceeded(asked), finished, records)
-    except FederationError as error:  # a site is gone: what was done is kept
-        save()
-        raise _with_draws(error, finished, records) from None
-    except KeyboardInterrupt:
-        save()
-        error = Interrupted(
-            f"interrupted after round {state.round} of {num_rounds}",
-            hint="resume to go on from here" if store else "give a checkpoint to be able to resume",
-        )
-        raise _with_draws(error, finished, records) from None
-    return finished(records)
-
-
-class _Notes:
-    """What the journal of a run is told."""
-
-    def __init__(
-        self, journal: Journal, problem: Problem, engine: Engine, num_rounds: int, guard: Guard | None,
-        settling: Callable[[list[Records]], dict[str, Any]],
-    ):  # fmt: skip
-        self.journal, self.problem, self.engine, self.guard = journal, problem, engine, guard
-        self.num_rounds, self.settling = num_rounds, settling
-
-    def running(self, round_number: int) -> Any:
-        """The context in which the run goes."""
-        data = self.problem.data
-        sites = {name: int(size) for name, size in zip(data.names, data.sizes)}
-        return self.journal.running(round=round_number, rounds_total=self.num_rounds, sites=sites)
-
-    def round(self, state: RunState, records: list[Records], energy: float) -> None:
-        """Write a line about the rounds just done, unless one was written a moment ago."""
-        journal, last = self.journal, state.round == self.num_rounds
-        if not (journal.due or (last and journal.path is not None)):
-            return
-        spent = self.engine.costs(self.problem, state)
-        found: dict[str, Any] = {}
-        if journal.summary_due() or last:
-            began = time.monotonic()
-            found = self.settling(records)
-            journal.summarised(time.monotonic() - began)
-        journal.write(
-            round=state.round,
-            rounds_total=self.num_rounds,
-            energy=energy if self.guard is None else None,
-            draws=sum(len(r.round) for r in records) * self.problem.num_chains,
-            epsilon=None if self.guard is None else self.guard.epsilon(state.round),
-            bytes_up=int(spent["bytes_up"].sum()),
-            bytes_down=int(spent["bytes_down"].sum()),
-            sites=replies(self.engine),
-            **found,
-        )
-
-
-def _resume(
-    store: Store, problem: Problem, start: RunState, num_rounds: int
-) -> tuple[RunState, list[Records]]:
-    state, records = store.load(start)
-    if state.round > num_rounds:
-        raise ConfigError(
-            f"the checkpoint in {store.path} has {state.round} rounds already; num-rounds is {num_rounds}",
-            hint="ask for at least as many rounds, or choose another folder",
-        )
-    rounds = np.concatenate([np.zeros(0, int), *[r.round for r in records]])
-    expected = problem.num_warmup + problem.thinning * np.arange(1, problem.num_kept(state.round) + 1)
-    if not np.array_equal(rounds, expected):
-        raise damaged(store.path / "state.npz", "the saved draws are not those of the saved state")
-    return state, records
-
-
-def _with_draws(error: Any, build: Callable[..., Any], records: list[Records]) -> Any:
-    error.tree = build(records) if any(len(r.round) for r in records) else None
-    return error
-
-
-class _Escape(NamedTuple):
+class Escape(NamedTuple):
     """A chain that left the finite numbers.
 
     ``position`` is the last finite position of the chain; from there the upload of ``client`` in
@@ -227,14 +32,15 @@ class _Escape(NamedTuple):
     last_good_round: int
 
 
-def _first_escape(
-    problem: Problem, engine: Engine, state: RunState, after: RunState, new: Records
-) -> _Escape | None:
-    """Find where a chain first left the finite numbers in the rounds from ``state`` to ``after``.
+def first_escape(
+    problem: Problem, engine: Engine, state: RunState, then: tuple[RunState, Records]
+) -> Escape | None:
+    """Find where a chain first left the finite numbers in the rounds from ``state`` to what came ``then``.
 
     A gradient can stay finite where the energy is not, as that of log(θ) does for θ < 0; such a
     chain wanders outside the posterior without ever failing, so the energies of kept draws count.
     """
+    after, new = then
     size = after.round - state.round
     finite = all(bool(np.all(np.isfinite(np.asarray(leaf)))) for leaf in jax.tree.leaves(after.server))
     failure = None if finite else engine.locate(problem, state, size)
@@ -242,19 +48,20 @@ def _first_escape(
     if len(bad) and (failure is None or new.round[bad[0][0]] <= failure.round):
         draw, chain = (int(i) for i in bad[0])
         round_number = int(new.round[draw])
-        before = _position(problem, engine, state, round_number - 1, chain)
+        before = _position((problem, engine), state, round_number - 1, chain)
         took_part = new.client[draw, chain][new.weight[draw, chain] > 0]
         client = _client_without_energy(problem, took_part.tolist(), before)
         # the position whose energy it is was the draw of the round before
-        return _Escape(round_number, chain, client, None, before, round_number - 2)
+        return Escape(round_number, chain, client, None, before, round_number - 2)
     if failure is None:
         return None
-    before = _position(problem, engine, state, failure.round - 1, failure.chain)
-    return _Escape(failure.round, failure.chain, failure.client, failure.parameter, before, failure.round - 1)
+    before = _position((problem, engine), state, failure.round - 1, failure.chain)
+    return Escape(failure.round, failure.chain, failure.client, failure.parameter, before, failure.round - 1)
 
 
-def _position(problem: Problem, engine: Engine, state: RunState, round_number: int, chain: int) -> jax.Array:
+def _position(who: tuple[Problem, Engine], state: RunState, round_number: int, chain: int) -> jax.Array:
     """Position of a chain at the end of a round, by replaying rounds from ``state``."""
+    problem, engine = who
     while state.round < round_number:
         size = min(round_number - state.round, engine.most_rounds(problem, state))
         state, _, _ = engine.advance(problem, state, size)
@@ -274,12 +81,14 @@ def _client_without_energy(problem: Problem, clients: list[int], theta: jax.Arra
     return None
 
 
-def _up_to(records: Records, round_number: int) -> Records:
+def up_to(records: Records, round_number: int) -> Records:
+    """Draws of the rounds up to one."""
     good = int(np.sum(records.round <= round_number))
     return Records(*[field[:good] for field in records])
 
 
-def _explain(problem: Problem, positions: jax.Array, escape: _Escape) -> FaldError:
+def explain(problem: Problem, positions: jax.Array, escape: Escape) -> FaldError:
+    """The error of a chain that escaped, with the step size that it is likely to need."""
     data, names = problem.data, problem.model.parameter_names
 
     def described(client: int) -> str:
@@ -329,7 +138,7 @@ def _explain(problem: Problem, positions: jax.Array, escape: _Escape) -> FaldErr
 
 
 def _step_size(problem: Problem) -> Any:
-    return getattr(problem.method, "step_size", None)
+    return problem.method.about.step_size
 
 
 def _step_at(problem: Problem, round_number: int) -> float | None:
@@ -337,14 +146,14 @@ def _step_at(problem: Problem, round_number: int) -> float | None:
     step_size = _step_size(problem)
     if not callable(step_size):
         return step_size
-    steps = np.unique(np.linspace(0, round_number * problem.method.local_steps - 1, 50).astype(int))
+    steps = np.unique(np.linspace(0, round_number * problem.method.about.local_steps - 1, 50).astype(int))
     sizes = [float(np.asarray(step_size(jnp.asarray(k, jnp.int32)))) for k in steps]
     return max([s for s in sizes if np.isfinite(s)], default=None)
 
 
 def shares_energy(problem: Problem) -> bool:
     """Whether exact numbers about clients' rows are at hand; not in a private run, nor on a federation."""
-    return problem.data.present and getattr(problem.method, "shares_energy", True)
+    return problem.data.present and problem.method.about.reveals.energy
 
 
 def worst_curvature(
@@ -366,7 +175,7 @@ def step_times_curvature(problem: Problem, start: jax.Array, records: list[Recor
     """
     last = max((int(r.round[-1]) for r in records if len(r.round)), default=1)
     step = _step_at(problem, last)
-    if step is None or not shares_energy(problem) or not getattr(problem.method, "client_steps", True):
+    if step is None or not shares_energy(problem) or not problem.method.about.client_steps:
         return None
     mean = np.mean([r.position.mean(axis=(0, 1)) for r in records if len(r.round)], axis=0)
     took_part = np.arange(problem.data.num_clients)

@@ -6,16 +6,16 @@ The loop owns rounds, checkpoints, progress and draws; an engine only moves the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
-from fald.data import FederatedData
-from fald.models.base import Model
-from fald.participation import Participation
-from fald.samplers.base import Method
-from fald.types import PyTree
+from fald.langevin.method import Method
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
+from fald.runtime.records import Records, RunState
+from fald.settings.participation import Participation
 
 
 @dataclass(frozen=True)
@@ -41,30 +41,6 @@ class Problem:
         return max(0, num_rounds - self.num_warmup) // self.thinning
 
 
-class RunState(NamedTuple):
-    """All that is needed to continue: rounds done, server state per chain, client memory."""
-
-    round: int
-    server: PyTree
-    memory: PyTree
-
-
-class Records(NamedTuple):
-    """Kept draws, the draw axis in front of the chain axis.
-
-    ``client`` and ``weight`` (draws, chains, slots) say who took part and with what weight (zero:
-    empty slot); ``drift`` how far each ended from the average. ``energy`` is that of the position
-    broadcast at the start of the draw's round.
-    """
-
-    round: np.ndarray
-    position: np.ndarray
-    energy: np.ndarray
-    client: np.ndarray
-    weight: np.ndarray
-    drift: np.ndarray
-
-
 class Failure(NamedTuple):
     """Where a chain left the finite numbers."""
 
@@ -79,6 +55,10 @@ class Engine(Protocol):
 
     def init(self, problem: Problem, positions: jax.Array) -> RunState:
         """State of chains that start at ``positions`` (chains, dim)."""
+        ...
+
+    def gather(self, method: Method, model: Model, data: FederatedData) -> dict[str, Any]:
+        """What the clients send before the first round: arrays by name, clients in front."""
         ...
 
     def most_rounds(self, problem: Problem, state: RunState) -> int:

@@ -1,6 +1,7 @@
 """Engines run methods; a method does not know which one runs it."""
 
-from fald.engines.base import Engine, Failure, Problem, Records, RunState
-from fald.engines.inprocess import InProcess
+from fald.langevin.engine import Engine, Failure, Problem
+from fald.langevin.inprocess import InProcess
+from fald.runtime.records import Records, RunState
 
 __all__ = ["Engine", "Failure", "InProcess", "Problem", "Records", "RunState"]

@@ -10,27 +10,26 @@ Convergence of Federated Averaging Langevin Dynamics", arXiv:2112.05120.
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from fald.client import Local
-from fald.compressors import Compressor, send
-from fald.data import FederatedData
-from fald.errors import ConfigError, PrivacyError
-from fald.models.base import Model
-from fald.noise import NoiseScale, injected, langevin_steps, own_variance
-from fald.participation import Participation, full
-from fald.samplers.base import Spent, Upload, check_count, check_number, numbers_as_bytes
-from fald.server import Server, average
-from fald.types import PyTree, StepSize
+from fald.core.errors import ConfigError, PrivacyError
+from fald.core.reveals import Reveals
+from fald.core.types import PyTree, StepSize, float_dtype
+from fald.langevin.client import Local
+from fald.langevin.compressors import Compressor, send
+from fald.langevin.method import Base, Cost, Method, Spent, Upload, numbers_as_bytes
+from fald.langevin.noise import NoiseScale, injected, langevin_steps, own_variance
+from fald.langevin.registry import with_law
+from fald.langevin.server import Server, average
+from fald.settings.fald import Setting, method_settings
 
 
 @dataclass(frozen=True)
-class FALD:
+class FALD(Base):
     """The FA-LD method; made by ``fald``, ``sgld`` or ``fedavg`` below, which check the settings."""
 
     local_steps: int
@@ -44,43 +43,30 @@ class FALD:
     shares_energy: bool = True
     compressor: Compressor | None = None
 
-    @property
-    def point_estimate(self) -> bool:
-        """True at temperature 0: the iterates are those of an optimiser."""
-        return self.temperature == 0
+    participation = "any"
+    client_steps = True
 
-    @property
-    def needs_all_rows(self) -> bool:
-        """No: batches are enough."""
-        return False
+    def _sent(self) -> Reveals:
+        """Positions and energies, of which only sums are needed; a private client keeps its energy."""
+        plain = self.compressor is None
+        energy = "value" if self.shares_energy else "nothing"
+        return Reveals(("position" if plain else "quantised", energy), sums=True, accounted=plain)
 
-    @property
-    def preparation_rounds(self) -> int:
-        """None."""
-        return 0
+    reveals = property(_sent)  # not by a decorator: derived methods put their own declaration in its place
 
-    @property
-    def sums(self) -> bool:
-        """Yes, unless a method derived from this one sends more."""
-        return type(self) is FALD
-
-    def traced(self) -> dict[str, Any]:
-        """K, τ, ρ and a constant η: changing them does not recompile."""
+    def split(self) -> tuple[Self, dict[str, Any]]:
+        """Apart: K, τ, ρ and a constant η. What shapes the computation stays: noises, schedule, batch."""
         numbers = {
             "local_steps": jnp.asarray(self.local_steps, jnp.int32),
-            "temperature": jnp.asarray(self.temperature, jnp.zeros(()).dtype),
-            "correlation": jnp.asarray(self.correlation, jnp.zeros(()).dtype),
+            "temperature": jnp.asarray(self.temperature, float_dtype()),
+            "correlation": jnp.asarray(self.correlation, float_dtype()),
         }
         if not callable(self.step_size):
-            numbers["step_size"] = jnp.asarray(self.step_size, jnp.zeros(()).dtype)
+            numbers["step_size"] = jnp.asarray(self.step_size, float_dtype())
         if self.clip_norm is not None:
-            numbers["clip_norm"] = jnp.asarray(self.clip_norm, jnp.zeros(()).dtype)
-        return numbers
-
-    def skeleton(self) -> Self:
-        """Keep what shapes the computation: which noises are drawn, the schedule, the batch."""
+            numbers["clip_norm"] = jnp.asarray(self.clip_norm, float_dtype())
         correlation = self.correlation if self.correlation in (0, 1) else 0.5
-        return replace(
+        skeleton = replace(
             self,
             local_steps=1,
             step_size=self.step_size if callable(self.step_size) else 1.0,
@@ -89,16 +75,7 @@ class FALD:
             clip_norm=None if self.clip_norm is None else 1.0,
             name="",
         )
-
-    def without_energy(self) -> Self:
-        """The same method with no energies in its uploads."""
-        if type(self) is not FALD or self.compressor is not None:
-            raise PrivacyError(
-                f"there is no privacy accounting for {self.name}"
-                + ("" if self.compressor is None else " with compressed uploads"),
-                hint="use fald.samplers.fald, sgld or fedavg for a private run, without a compressor",
-            )
-        return replace(self, shares_energy=False)
+        return skeleton, numbers
 
     def settings(self) -> dict[str, Any]:
         """Settings as plain values."""
@@ -117,39 +94,15 @@ class FALD:
             **({} if self.compressor is None else {"compressor": self.compressor.settings()}),
         }
 
-    def participation(self, asked: Participation | None) -> Participation:
-        """Any; all clients unless asked otherwise."""
-        return full() if asked is None else asked
+    def without_energy(self) -> Self:
+        """The same method with no energies in its uploads."""
+        return replace(self, shares_energy=False)
 
-    def prepare(self, model: Model, data: FederatedData) -> Self:
-        """Nothing to fit."""
-        return self
-
-    def fixed_cost(self, dim: int) -> Spent | None:
-        """A position each way and K gradients; None with a compressor, whose bytes vary."""
+    def cost(self, dim: int) -> Cost:
+        """A position each way and K gradients; with a compressor the bytes vary, and uploads say them."""
         if self.compressor is not None:
-            return None
-        return Spent(1, numbers_as_bytes(dim), numbers_as_bytes(dim), self.local_steps)
-
-    def setup_cost(self, dim: int) -> Spent:
-        """Nothing."""
-        return Spent()
-
-    def init_server(self, position: jax.Array) -> PyTree:
-        """The state is the position."""
-        return position
-
-    def init_client(self, position: jax.Array) -> PyTree:
-        """Clients keep nothing between rounds."""
-        return ()
-
-    def broadcast(self, state: PyTree) -> PyTree:
-        """The position travels."""
-        return state
-
-    def position(self, state: PyTree) -> jax.Array:
-        """The position is the draw."""
-        return state
+            return Cost()
+        return Cost(Spent(1, numbers_as_bytes(dim), numbers_as_bytes(dim), self.local_steps))
 
     def client_update(self, hyper, local: Local, message: PyTree, memory: PyTree):
         """K local steps from the broadcast position."""
@@ -195,6 +148,22 @@ class FALD:
     ) -> PyTree:
         """The weighted average of the uploads."""
         return average(uploads.position, weights)
+
+
+def private(method: Method) -> FALD:
+    """The method of a private run, whose clients upload nothing that has no noise on it.
+
+    Raises
+    ------
+    PrivacyError
+        If privacy accounting does not cover what the method sends.
+    """
+    if not (method.about.reveals.accounted and isinstance(method, FALD)):
+        raise PrivacyError(
+            f"there is no privacy accounting for what {method.about.name} sends",
+            hint=f"a private run is one of: {', '.join(with_law())}; without a compressor",
+        )
+    return method.without_energy()
 
 
 Kind = TypeVar("Kind", bound=FALD)
@@ -254,30 +223,18 @@ def fald(
     >>> fald(local_steps=10, step_size=1e-3).name
     'fa-ld'
     """
-    check_count("local-steps", local_steps, 1)
-    if temperature == 0 and name == "fa-ld":
-        name = "fedavg"
-    if not callable(step_size):
-        step_size = check_number("step-size", step_size, 5e-324, math.inf, "a number > 0")
-    check_number("temperature", temperature, 0, math.inf, "a number ≥ 0")
-    check_number("correlation", correlation, 0, 1, "between 0 and 1")
-    if noise not in ("realised", "paper"):
-        raise ConfigError(f"noise must be 'realised' or 'paper'; got {noise!r}")
-    if batch_size is not None:
-        batch_size = check_count("batch-size", batch_size, 1)
-    if clip_norm is not None:
-        clip_norm = check_number("clip-norm", clip_norm, 5e-324, math.inf, "a number > 0")
-    return FALD(
-        int(local_steps),
+    made = Setting(
+        local_steps,
         step_size,
-        float(temperature),
-        float(correlation),
-        noise,
-        batch_size,
-        clip_norm,
-        name,
-        compressor=check_compressor(compressor),
+        correlation,
+        noise=noise,
+        temperature=temperature,
+        batch_size=batch_size,
+        clip_norm=clip_norm,
     )
+    own = {name: getattr(made, name) for name in method_settings()}
+    called = "fedavg" if made.temperature == 0 and name == "fa-ld" else name
+    return FALD(**own, name=called, compressor=check_compressor(compressor))
 
 
 def sgld(*, step_size: StepSize, temperature: float = 1.0, batch_size: int | None = None) -> FALD:

@@ -1,80 +1,20 @@
-"""Privacy of a run while it runs: what it asked for, what it has spent, when it must stop."""
+"""Privacy of a run while it runs: what it has spent, and when it must stop."""
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 
-from fald.errors import ConfigError, PrivacyError
+from fald.core.errors import PrivacyError
+from fald.langevin.engine import Problem
 from fald.privacy.accountant import Ledger
+from fald.privacy.protection import Protection, bounded_sensitivity
 from fald.privacy.settings import RunSettings
 from fald.privacy.statements import Statement, statement
-
-if TYPE_CHECKING:
-    from fald.data import FederatedData
-    from fald.engines.base import Problem
-    from fald.models.base import Model
+from fald.settings.fald import Setting, method_settings
 
 _MOST_READINGS = 40
-
-
-@dataclass(frozen=True)
-class Protection:
-    """What a private run asks for; give it to ``fald.sample`` as ``privacy``.
-
-    Parameters
-    ----------
-    delta
-        δ of the guarantee; choose it well below one over the rows of a client.
-    max_epsilon
-        Budget: the run stops before the round after which a client's ε would exceed it. None: no
-        limit, ε is only recorded.
-    client_noise
-        ``"entropy"``: each client's noise and batches come from the operating system and are kept
-        nowhere, so a private run cannot be repeated bit for bit. ``"seeded"``: a simulation, which
-        protects nobody and says so.
-    sensitivity
-        Δ, stated by the user for a model whose gradients are bounded. Needed only without
-        ``clip_norm`` and without declared feature bounds.
-    method
-        Accountant, ``"pld"`` or ``"rdp"``.
-    view
-        What is seen of uploads: ``"server"``, each of them; ``"summed"``, only sums over sites, where a
-        secure sum carries them.
-
-    Examples
-    --------
-    >>> Protection(delta=1e-5, max_epsilon=2.0).client_noise
-    'entropy'
-    """
-
-    delta: float
-    max_epsilon: float | None = None
-    client_noise: Literal["entropy", "seeded"] = "entropy"
-    sensitivity: float | None = None
-    method: Literal["pld", "rdp"] = "pld"
-    view: Literal["server", "summed"] = "server"
-
-    def __post_init__(self) -> None:
-        if self.client_noise not in ("entropy", "seeded"):
-            raise ConfigError(f"client-noise must be 'entropy' or 'seeded'; got {self.client_noise!r}")
-        if self.max_epsilon is not None and not 0 < self.max_epsilon < float("inf"):
-            raise ConfigError(f"max-epsilon must be > 0 and finite; got {self.max_epsilon!r}")
-
-
-def secret_words() -> np.ndarray:
-    """Two words of operating-system entropy, the root of what only clients may know."""
-    return np.frombuffer(secrets.token_bytes(8), np.uint32)
-
-
-def bounded_sensitivity(model: Model, data: FederatedData) -> float | None:
-    """Δ from declared feature bounds, where the model can derive it; else None."""
-    if model.sensitivity_fn is None or data.bounds is None:
-        return None
-    return float(model.sensitivity_fn(data.bounds))
 
 
 def settings_of_run(
@@ -85,28 +25,22 @@ def settings_of_run(
     A bound of the model's own replaces clipping only where nothing is clipped. Rounds lost in a crash
     are charged at the largest step of a schedule, which is at least what they used.
     """
-    method = problem.method.settings()
+    about = problem.method.about
+    method = about.settings
     if not {"step_size", "clip_norm", "noise"} <= set(method):
-        raise PrivacyError(
-            f"there is no privacy accounting for the method {problem.method.name!r}", hint="use FA-LD"
-        )
+        raise PrivacyError(f"there is no privacy accounting for the method {about.name!r}", hint="use FA-LD")
     steps = num_rounds * int(method["local_steps"])
-    step_size: Any = getattr(problem.method, "step_size", None)
+    step_size: Any = about.step_size
     if callable(step_size):
         schedule = np.array([step_size(k) for k in range(steps)], float)
         step_size = np.append(schedule, np.full(lost_rounds * int(method["local_steps"]), schedule.max()))
-    return RunSettings(
-        sizes=problem.data.sizes.tolist(),
-        local_steps=int(method["local_steps"]),
-        num_rounds=num_rounds + lost_rounds,
+    own = {name: method[name] for name in method_settings() if name != "step_size"}
+    return RunSettings.of(
+        Setting(step_size=1.0, participation=problem.participation, **own),
+        sensitivity=sensitivity,
         step_size=step_size,
-        temperature=method["temperature"],
-        correlation=method["correlation"],
-        batch_size=method["batch_size"],
-        participation=problem.participation,
-        noise=method["noise"],
-        clip_norm=method["clip_norm"],
-        sensitivity=None if method["clip_norm"] is not None else sensitivity,
+        sizes=problem.data.sizes.tolist(),
+        num_rounds=num_rounds + lost_rounds,
         num_chains=problem.num_chains,
     )
 

@@ -23,17 +23,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.data import FederatedData
-from fald.engines import tally
-from fald.engines.base import Failure, Problem, Records, RunState
-from fald.engines.compiler import options
-from fald.engines.rounds import Begun, Layout, Rounds, SizeClass, Tables, row_numbers
-from fald.errors import ConfigError
-from fald.gradients import Split
-from fald.models.base import Model
-from fald.participation import Participation, num_slots
-from fald.samplers.base import Method, check_count
-from fald.types import float_dtype
+from fald.calculus.gradients import Split
+from fald.core.checks import check_count
+from fald.core.errors import ConfigError
+from fald.core.types import float_dtype
+from fald.langevin import costs as tally
+from fald.langevin.engine import Failure, Problem
+from fald.langevin.method import Method
+from fald.langevin.rounds import Begun, Layout, Rounds, SizeClass, Tables, row_numbers
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
+from fald.runtime.compiler import options
+from fald.runtime.records import Records, RunState
+from fald.settings.participation import Participation, num_slots
 
 _MAX_SIZE_CLASSES = 8
 _DRAW_BYTES = 16 * 2**20
@@ -99,8 +101,7 @@ class InProcess:
 
     def init(self, problem: Problem, positions: jax.Array) -> RunState:
         """State of chains that start at ``positions`` (chains, dim)."""
-        server = jax.vmap(problem.method.init_server)(positions)
-        memory = jax.vmap(problem.method.init_client)(positions)
+        server, memory = jax.vmap(problem.method.init)(positions)
         memory = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (problem.data.num_clients, *leaf.shape)), memory
         )
@@ -112,6 +113,10 @@ class InProcess:
             problem.num_chains,
         )
         return RunState(0, server, (memory, counters))
+
+    def gather(self, method: Method, model: Model, data: FederatedData) -> dict[str, Any]:
+        """What the clients send before the first round."""
+        return method.offer(model, data)
 
     def costs(self, problem: Problem, state: RunState) -> dict[str, np.ndarray]:
         """What the rounds so far have cost each client of each chain."""
@@ -223,9 +228,10 @@ class InProcess:
     def _prepare(self, problem: Problem):
         if self._prepared is None or self._prepared[0] is not problem:
             tables, layout = _layout(problem, self.capacities)
+            skeleton, numbers = problem.method.split()
             compiled = _compile(
                 problem.model,
-                problem.method.skeleton(),
+                skeleton,
                 problem.participation,
                 problem.num_chains,
                 problem.data.num_clients,
@@ -235,7 +241,7 @@ class InProcess:
             )
             secret = problem.rng_key if problem.secret_key is None else problem.secret_key
             roots = (problem.rng_key, secret)
-            self._prepared = (problem, tables, layout, compiled, problem.method.traced(), roots)
+            self._prepared = (problem, tables, layout, compiled, numbers, roots)
             self._buffers = None
         return self._prepared[1:]
 
@@ -280,10 +286,10 @@ def _rows_before_boundary(array: np.ndarray) -> int:
 
 
 def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Tables, Layout]:
-    data, method = problem.data, problem.method
+    data, method = problem.data, problem.method.about
     sizes = data.sizes
     everyone = problem.participation.scheme == "full"
-    batches_only = method.batch_size is not None and not method.needs_all_rows
+    batches_only = method.batch_size is not None and not method.all_rows
     full_batches = method.batch_size is not None and method.batch_size <= int(sizes.min())
     if batches_only:
         assert method.batch_size is not None
@@ -335,7 +341,7 @@ def _worth_threads(problem: Problem, classes: list[SizeClass], rows: int) -> boo
     """
     slots = num_slots(problem.participation, problem.data.num_clients)
     alone = problem.participation.scheme != "full" or all(k.together == 1 for k in classes)
-    work = problem.method.local_steps * slots * _numbers_at_once(problem, rows)
+    work = problem.method.about.local_steps * slots * _numbers_at_once(problem, rows)
     return alone and slots > 1 and work >= _WORK_ON_THREADS
 
 

@@ -10,23 +10,29 @@ posterior, and adds noise of variance 2ητ.
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fald.client import Local
-from fald.compressors import Compressor
-from fald.data import FederatedData
-from fald.errors import ConfigError, DataError, PrivacyError
-from fald.models.base import Model
-from fald.participation import Participation, full
-from fald.server import Server
-from fald.types import PyTree, float_dtype
+from fald.core.checks import check_count, check_number, check_positive
+from fald.core.errors import DataError
+from fald.core.reveals import UNDECLARED, Reveals
+from fald.core.types import PyTree, StepSize, float_dtype
+from fald.langevin.client import Local
+from fald.langevin.compressors import Compressor
+from fald.langevin.server import Server
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
+from fald.settings.participation import Participation
 
 MAX_DIM = 500  # parameters of methods that send matrices
+Answers = Mapping[str, Any]
 
 
 class Spent(NamedTuple):
@@ -50,6 +56,21 @@ class Spent(NamedTuple):
     full_gradients: Any = 0
 
 
+class Cost(NamedTuple):
+    """What a method costs each client.
+
+    Attributes
+    ----------
+    each
+        A round of a participant, if it is always the same; None: uploads say it.
+    setup
+        What is spent before the first round.
+    """
+
+    each: Spent | None = None
+    setup: Spent = Spent()
+
+
 class Upload(NamedTuple):
     """What a client sends back.
 
@@ -62,7 +83,7 @@ class Upload(NamedTuple):
     extra
         Whatever else the server's part needs.
     spent
-        What the round cost this client; left out where ``Method.fixed_cost`` says it.
+        What the round cost this client; left out where ``Method.cost`` says it.
     """
 
     position: jax.Array
@@ -71,87 +92,79 @@ class Upload(NamedTuple):
     spent: Spent | tuple[()] = ()
 
 
-class Method(Protocol):
-    """The functions an engine calls, all pure, written for one chain.
+@dataclass(frozen=True)
+class About:
+    """What a method declares of itself.
 
-    ``traced()`` holds the numbers that may change without recompiling; ``skeleton()`` is the method
-    with those numbers taken out, and must be hashable: two runs with equal skeletons share one
-    compilation. Inside, functions read numbers only from the ``hyper`` argument.
+    Attributes
+    ----------
+    name, settings
+        What results call the method, and all its settings as plain values, for the record.
+    reveals
+        What leaves a client.
+    local_steps, batch_size, step_size
+        Steps that a client takes per round; rows per stochastic gradient, None: all; η, a schedule, or None
+        where the method has no step.
+    point_estimate
+        Whether the method converges to a point instead of drawing from a posterior.
+    all_rows
+        Whether clients look at all their rows although ``batch_size`` is set.
+    preparation_rounds
+        Rounds at the start that make no draws; the warm-up must cover them.
+    participation
+        Who takes part: ``"any"`` scheme, ``"full"`` only, or the one scheme that the method has.
+    client_steps
+        Whether steps of size η follow single clients' energies, whose curvature then limits η.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    reveals: Reveals
+    local_steps: int
+    batch_size: int | None
+    step_size: StepSize | None
+    point_estimate: bool
+    all_rows: bool
+    preparation_rounds: int
+    participation: Literal["any", "full"] | Participation
+    client_steps: bool
+
+
+class Method(Protocol):
+    """What an engine calls: one declaration, and pure functions written for one chain.
+
+    Functions read numbers only from the ``hyper`` argument, which ``split`` has taken out of the method.
     """
 
     @property
-    def name(self) -> str:
-        """What results call the method."""
+    def about(self) -> About:
+        """What the method is, and what leaves a client."""
         ...
 
-    @property
-    def local_steps(self) -> int:
-        """Steps a client takes per round."""
+    def split(self) -> tuple[Method, dict[str, Any]]:
+        """The method without its numbers, and the numbers, which may change without recompiling.
+
+        The first part is hashable; two runs in which it is equal share one compilation.
+        """
         ...
 
-    @property
-    def batch_size(self) -> int | None:
-        """Rows per stochastic gradient; None: all."""
+    def cost(self, dim: int) -> Cost:
+        """What a round and what comes before cost each participant."""
         ...
 
-    @property
-    def point_estimate(self) -> bool:
-        """Whether the method converges to a point instead of drawing from a posterior."""
+    def offer(self, model: Model, data: FederatedData) -> dict[str, Any]:
+        """What clients send before the first round, by name, clients in front; ``{}`` if nothing.
+
+        A site is given its own rows as ``data``. Kinds are declared in ``about.reveals.preparation``.
+        """
         ...
 
-    @property
-    def needs_all_rows(self) -> bool:
-        """Whether clients look at all their rows although ``batch_size`` is set."""
+    def prepare(self, model: Model, data: FederatedData, answers: Answers) -> Method:
+        """The method fitted to a federation by what its clients offered; checks that it can run there."""
         ...
 
-    @property
-    def preparation_rounds(self) -> int:
-        """Rounds at the start that make no draws; the warm-up must cover them."""
-        ...
-
-    @property
-    def sums(self) -> bool:
-        """Whether the server's part needs only Σ_c w_c β^c of the uploads, which a secure sum can carry."""
-        ...
-
-    def traced(self) -> dict[str, Any]:
-        """Numbers given to the functions below as ``hyper``."""
-        ...
-
-    def skeleton(self) -> Method:
-        """The method without those numbers."""
-        ...
-
-    def settings(self) -> dict[str, Any]:
-        """All settings, for the record."""
-        ...
-
-    def without_energy(self) -> Method:
-        """The method of a private run, whose clients upload nothing that has no noise on it."""
-        ...
-
-    def participation(self, asked: Participation | None) -> Participation:
-        """Who takes part: what was asked for, if the method allows it, or its default."""
-        ...
-
-    def prepare(self, model: Model, data: FederatedData) -> Method:
-        """The method fitted to a federation, where it depends on one; checks that it can run there."""
-        ...
-
-    def fixed_cost(self, dim: int) -> Spent | None:
-        """What a round costs each participant if it is always the same; None: uploads say it."""
-        ...
-
-    def setup_cost(self, dim: int) -> Spent:
-        """What each client spends before the first round."""
-        ...
-
-    def init_server(self, position: jax.Array) -> PyTree:
-        """Server state of a chain that starts at ``position``."""
-        ...
-
-    def init_client(self, position: jax.Array) -> PyTree:
-        """State a client keeps between rounds; ``()`` if none."""
+    def init(self, position: jax.Array) -> tuple[PyTree, PyTree]:
+        """State of a server whose chain starts at ``position``, and what a client keeps between rounds."""
         ...
 
     def broadcast(self, state: PyTree) -> PyTree:
@@ -173,27 +186,31 @@ class Method(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Peer:
-    """What most methods have in common: a constant step, a temperature, all clients in every round.
+class Base:
+    """Defaults of all methods: a declaration put together from fields and class attributes, and no state.
 
+    A class says what leaves its clients in ``reveals``. That holds for what it sends itself: a class derived
+    from it that sends or sums in another way declares anew, or counts as having declared nothing.
     Subclasses name the settings that only scale numbers in ``_numbers``.
     """
 
-    step_size: float | None
-    temperature: float = 1.0
-    batch_size: int | None = None
-    local_steps: int = 1
-    name: str = ""
+    # fields of the dataclasses derived from this
+    name: str
+    local_steps: int
+    batch_size: int | None
+    step_size: Any
+    temperature: float
 
+    reveals: Any = UNDECLARED  # a Reveals, or a property that gives one
+    all_rows: ClassVar[bool] = False
+    participation: ClassVar[Any] = "full"
+    client_steps: ClassVar[bool] = False
     _numbers: ClassVar[tuple[str, ...]] = ("step_size", "temperature")
 
-    def __post_init__(self) -> None:
-        if "step_size" in self._numbers:
-            check_number("step-size", self.step_size, 5e-324, math.inf, "a number > 0")
-        check_number("temperature", self.temperature, 0, math.inf, "a number ≥ 0")
-        if self.batch_size is not None:
-            check_count("batch-size", self.batch_size, 1)
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if "reveals" not in cls.__dict__ and {"client_update", "server_update", "offer"} & set(cls.__dict__):
+            cls.reveals = UNDECLARED
 
     @property
     def point_estimate(self) -> bool:
@@ -201,70 +218,56 @@ class Peer:
         return self.temperature == 0
 
     @property
-    def needs_all_rows(self) -> bool:
-        """No: batches are enough."""
-        return False
-
-    @property
     def preparation_rounds(self) -> int:
         """None."""
         return 0
 
     @property
-    def sums(self) -> bool:
-        """No: uploads carry more than a position."""
-        return False
-
-    @property
-    def client_steps(self) -> bool:
-        """Whether steps of size η follow single clients' energies, whose curvature then limits η."""
-        return False
-
-    def traced(self) -> dict[str, Any]:
-        """The numbers that do not recompile."""
-        numbers = {name: jnp.asarray(getattr(self, name), float_dtype()) for name in self._numbers}
-        return {"local_steps": jnp.asarray(self.local_steps, jnp.int32), **numbers}
-
-    def skeleton(self) -> Self:
-        """The method with those numbers set to one."""
-        return replace(self, name="", local_steps=1, **dict.fromkeys(self._numbers, 1.0))
+    def about(self) -> About:
+        """The declaration."""
+        return About(
+            name=self.name,
+            settings=self.settings(),
+            reveals=self.reveals,
+            local_steps=self.local_steps,
+            batch_size=self.batch_size,
+            step_size=self.step_size,
+            point_estimate=self.point_estimate,
+            all_rows=self.all_rows,
+            preparation_rounds=self.preparation_rounds,
+            participation=self.participation,
+            client_steps=self.client_steps,
+        )
 
     def settings(self) -> dict[str, Any]:
         """Settings as plain values."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "name" and f.compare}
+        own: Any = self
+        values = {f.name: getattr(self, f.name) for f in fields(own) if f.name != "name" and f.compare}
         plain = {k: v.settings() if isinstance(v, Compressor) else v for k, v in values.items()}
         return {"method": self.name, **plain}
 
-    def without_energy(self) -> Self:
-        """Refuse: accounting covers FA-LD and its special cases only."""
-        raise PrivacyError(
-            f"there is no privacy accounting for {self.name}",
-            hint="use fald.samplers.fald, sgld or fedavg for a private run, without a compressor",
-        )
+    def split(self) -> tuple[Self, dict[str, Any]]:
+        """The method with K and the numbers named in ``_numbers`` set to one, and those numbers."""
+        own: Any = self
+        numbers = {name: jnp.asarray(getattr(self, name), float_dtype()) for name in self._numbers}
+        hyper = {"local_steps": jnp.asarray(self.local_steps, jnp.int32), **numbers}
+        return replace(own, name="", local_steps=1, **dict.fromkeys(self._numbers, 1.0)), hyper
 
-    def participation(self, asked: Participation | None) -> Participation:
-        """All clients in every round; anything else is refused."""
-        return only_full(self.name, asked)
+    def cost(self, dim: int) -> Cost:
+        """Uploads say it."""
+        return Cost()
 
-    def prepare(self, model: Model, data: FederatedData) -> Self:
+    def offer(self, model: Model, data: FederatedData) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def prepare(self, model: Model, data: FederatedData, answers: Answers) -> Self:
         """Nothing to fit."""
         return self
 
-    def fixed_cost(self, dim: int) -> Spent | None:
-        """Uploads say it."""
-        return None
-
-    def setup_cost(self, dim: int) -> Spent:
-        """Nothing."""
-        return Spent()
-
-    def init_client(self, position: jax.Array) -> PyTree:
-        """Clients keep nothing between rounds."""
-        return ()
-
-    def init_server(self, position: jax.Array) -> PyTree:
-        """The state is the position."""
-        return position
+    def init(self, position: jax.Array) -> tuple[PyTree, PyTree]:
+        """The state is the position; clients keep nothing between rounds."""
+        return position, ()
 
     def broadcast(self, state: PyTree) -> PyTree:
         """All of the state travels."""
@@ -275,14 +278,30 @@ class Peer:
         return state.position if hasattr(state, "position") else state
 
 
-def only_full(name: str, asked: Participation | None) -> Participation:
-    """Full participation, or ``ConfigError`` where something else was asked for."""
-    if asked is not None and asked.scheme != "full":
-        raise ConfigError(
-            f"{name} needs every client in every round; got participation {asked.scheme!r}",
-            hint="leave participation out; fa-ld, scaffold-2, qlsd, qlsd++ and fedpa allow less",
-        )
-    return full()
+@dataclass(frozen=True, kw_only=True)
+class Peer(Base):
+    """What most methods have in common: a constant step, a temperature, all clients in every round."""
+
+    step_size: float | None
+    temperature: float = 1.0
+    batch_size: int | None = None
+    local_steps: int = 1
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if "step_size" in self._numbers:
+            check_positive("step-size", self.step_size)
+        check_number("temperature", self.temperature, 0, math.inf, rule="a number ≥ 0")
+        if self.batch_size is not None:
+            check_count("batch-size", self.batch_size, 1)
+
+
+def digest(arrays: Any) -> str:
+    """A short hash of arrays, by which settings name them."""
+    found = hashlib.sha256()
+    for part in arrays:
+        found.update(np.ascontiguousarray(np.asarray(part, np.float32)).data)
+    return found.hexdigest()[:16]
 
 
 def check_dim(name: str, dim: int) -> None:
@@ -292,31 +311,6 @@ def check_dim(name: str, dim: int) -> None:
             f"{name} sends matrices of the size of the parameters, up to {MAX_DIM}; the model has {dim}",
             hint="use a method without curvature, such as fald.samplers.fald or qlsd",
         )
-
-
-def check_number(name: str, value: Any, low: float, high: float, rule: str) -> float:
-    """Return ``value`` as a float within limits, or raise ``ConfigError`` naming it."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{name} must be {rule}; got {value!r}")
-    if not low <= value <= high:
-        raise ConfigError(f"{name} must be {rule}; got {value!r}")
-    return float(value)
-
-
-def check_probability(name: str, value: Any) -> float:
-    """Return a probability in (0, 1], or raise ``ConfigError`` naming it."""
-    return check_number(name, value, 5e-324, 1, "above 0 and at most 1")
-
-
-def check_count(name: str, value: Any, least: int) -> int:
-    """Return ``value`` as an int ≥ ``least``, or raise ``ConfigError`` naming it."""
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = None
-    if number is None or isinstance(value, bool) or number != value or number < least:
-        raise ConfigError(f"{name} must be a whole number ≥ {least}; got {value!r}")
-    return number
 
 
 def numbers_as_bytes(count: Any) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fald.keys import normals
-
-NoiseScale = Literal["realised", "paper"]
+from fald.core.keys import normals
+from fald.settings.fald import NoiseScale
 
 
 def own_variance(noise: NoiseScale, share, weight):
@@ -18,7 +17,8 @@ def own_variance(noise: NoiseScale, share, weight):
 
     ``"realised"``: 1/w_c, the weight with which the update enters this round's average, so that the
     averaged noise has variance 2ητ in every round. ``"paper"``: 1/p_c whatever the participation;
-    with S of N devices the average is then about N/S times too hot.
+    with S draws from N equal devices the average is then too hot by (N+S−1)/S with replacement and by N/S
+    without.
     """
     return 1.0 / share if noise == "paper" else 1.0 / jnp.where(weight > 0, weight, 1.0)
 

@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.client import Rows, client_round, whole_client
-from fald.engines import tally
-from fald.keys import Stream, chain_key, stream_key
-from fald.models.base import Model
-from fald.participation import Drawn, Participation, draw, num_slots
-from fald.samplers.base import Method, Upload
-from fald.server import Server, drift
-from fald.types import PyTree
+from fald.core.keys import Stream, chain_key, stream_key
+from fald.core.types import PyTree
+from fald.langevin import costs as tally
+from fald.langevin.client import Rows, client_round, whole_client
+from fald.langevin.method import Method, Upload
+from fald.langevin.server import Server, drift
+from fald.problem.model import Model
+from fald.settings.participation import Drawn, Participation, draw, num_slots
 
 _SERVER_STREAMS = (Stream.SHARED_NOISE, Stream.SERVER_CHOICE)
 
@@ -227,7 +227,7 @@ class Rounds:
         def prepare(client):
             offset = tables.offsets[client]
             rows = Rows(tables.rows, offset, tables.offsets[client + 1] - offset, tables.offsets[-1])
-            if method.batch_size is not None:
+            if method.about.batch_size is not None:
                 return rows, None
             return rows, whole_client(rows, size_class.capacity, size_class.exact)
 

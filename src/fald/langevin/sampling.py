@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+import functools
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,24 +12,30 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fald import loop
-from fald.checkpoint import Checkpoint
-from fald.data import FederatedData
-from fald.engines.base import Engine, Problem, Records
-from fald.engines.inprocess import InProcess
-from fald.errors import ConfigError, DataError
-from fald.journal import Journal, as_journal
-from fald.models.base import Model
-from fald.noise import NoiseScale
-from fald.participation import Participation
-from fald.privacy.guard import Guard, Protection, secret_words
-from fald.results import build_tree
-from fald.samplers.base import Method, check_count
-from fald.samplers.fald import fald
-from fald.samplers.names import by_name
-from fald.summaries import settling
-from fald.types import Position, StepSize, as_floats, float_dtype
-from fald.version import __version__
+from fald.core.errors import ConfigError
+from fald.core.keys import as_key
+from fald.core.types import Position, StepSize, as_floats, float_dtype
+from fald.langevin.chains import Asked, Chains
+from fald.langevin.divergence import step_times_curvature
+from fald.langevin.draws import build_tree
+from fald.langevin.engine import Engine, Problem
+from fald.langevin.fald import fald, private
+from fald.langevin.guard import Guard
+from fald.langevin.inprocess import InProcess
+from fald.langevin.method import Method
+from fald.langevin.noise import NoiseScale
+from fald.langevin.registry import by_name, participants
+from fald.privacy.protection import Protection, secret_words
+from fald.problem.data import FederatedData
+from fald.problem.model import Model, check_model
+from fald.results.summary import settling
+from fald.runtime import loop
+from fald.runtime.checkpoint import Checkpoint, as_checkpoint
+from fald.runtime.identity import array_hash, digits, identity
+from fald.runtime.journal import Journal, as_journal
+from fald.runtime.records import Records
+from fald.settings.fald import checked, method_settings
+from fald.settings.participation import Participation
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -148,21 +153,20 @@ def sample(
     """
     method = _method(
         method,
-        local_steps=(local_steps, None),
-        step_size=(step_size, None),
-        temperature=(temperature, 1.0),
-        correlation=(correlation, 0.0),
-        noise=(noise, "realised"),
-        batch_size=(batch_size, None),
-        clip_norm=(clip_norm, None),
+        local_steps=local_steps,
+        step_size=step_size,
+        temperature=temperature,
+        correlation=correlation,
+        noise=noise,
+        batch_size=batch_size,
+        clip_norm=clip_norm,
     )
-    num_rounds = check_count("num-rounds", num_rounds, 1)
-    num_chains = check_count("num-chains", num_chains, 1)
-    num_warmup = check_count("num-warmup", num_warmup, 0)
-    thinning = check_count("thinning", thinning, 1)
-    if num_rounds * method.local_steps >= 2**31:
+    num_rounds, num_chains = checked("num_rounds", num_rounds), checked("num_chains", num_chains)
+    num_warmup, thinning = checked("num_warmup", num_warmup), checked("thinning", thinning)
+    about = method.about
+    if num_rounds * about.local_steps >= 2**31:
         raise ConfigError(
-            f"num-rounds × local-steps must stay below 2^31; got {num_rounds} × {method.local_steps}"
+            f"num-rounds × local-steps must stay below 2^31; got {num_rounds} × {about.local_steps}"
         )
     if num_rounds - num_warmup < thinning:
         raise ConfigError(
@@ -174,27 +178,29 @@ def sample(
             f"participation must be fald.full(), with_replacement(S) or without_replacement(S); "
             f"got {participation!r}"
         )
-    if num_warmup < method.preparation_rounds:
+    if num_warmup < about.preparation_rounds:
         raise ConfigError(
-            f"{method.name} makes no draws in its first {method.preparation_rounds} rounds; "
+            f"{about.name} makes no draws in its first {about.preparation_rounds} rounds; "
             f"got num-warmup {num_warmup}",
-            hint=f"set num-warmup to at least {method.preparation_rounds}",
+            hint=f"set num-warmup to at least {about.preparation_rounds}",
         )
-    participation = method.participation(participation)
+    participation = participants(method, participation)
     participation.check(data.sizes)
     _check_schedule(method, num_rounds)
     key, seed = as_key(rng_key)
     check_model(model, data)
-    method = method.prepare(model, data)
+    engine = InProcess() if engine is None else engine
+    answers = engine.gather(method, model, data) if about.reveals.preparation else {}
+    method = method.prepare(model, data, answers)
     positions = _start(model, initial_position, num_chains)
     secret = None
     if privacy is not None:
-        method = method.without_energy()
+        method = private(method)
         if privacy.client_noise == "entropy":
             secret = jnp.asarray(secret_words())
     problem = Problem(key, model, data, method, participation, num_chains, num_warmup, thinning, secret)
     settings = {
-        **method.settings(),
+        **method.about.settings,
         "participation": participation.scheme,
         "num_participants": participation.num_participants,
         "num_chains": num_chains,
@@ -204,43 +210,29 @@ def sample(
         "seed": seed,
         "privacy": None if privacy is None else asdict(privacy),
     }
-    if isinstance(checkpoint, str | Path):
-        checkpoint = Checkpoint(checkpoint)
-    elif not (checkpoint is None or isinstance(checkpoint, Checkpoint)):
-        raise ConfigError(f"checkpoint must be a folder or a fald.Checkpoint; got {checkpoint!r}")
+    checkpoint = as_checkpoint(checkpoint)
     description = {} if checkpoint is None else _description(problem, settings, positions)
 
     def build(records: list[Records], guard: Guard | None = None, costs: Any = None):
         tree = build_tree(problem, records, {**settings, "num_rounds": num_rounds}, guard, costs)
-        unstable = loop.step_times_curvature(problem, positions[0], records)
+        unstable = step_times_curvature(problem, positions[0], records)
         if unstable is not None:
             tree.attrs["step_times_curvature"] = unstable
         return tree
 
     notes = as_journal(journal)
-    notes.about |= {"method": method.name, "model": model.name, "settings": settings}
-
-    def look(records: list[Records]) -> dict[str, Any]:
-        return {} if method.point_estimate else settling(model, records)
-
-    return loop.run(
-        problem,
-        InProcess() if engine is None else engine,
-        positions,
-        num_rounds=num_rounds,
-        checkpoint=checkpoint,
-        description=description,
-        progress=progress,
-        build=build,
-        privacy=privacy,
-        journal=notes,
-        settling=look,
-    )
+    notes.about |= {"method": about.name, "model": model.name, "settings": settings}
+    chains = Chains(problem, engine, Asked(positions, num_rounds, privacy), build)
+    if not about.point_estimate:
+        chains.settling = functools.partial(settling, model)
+    loop.run(chains, checkpoint=checkpoint, description=description, journal=notes, progress=progress)
+    return chains.draws()
 
 
-def _method(method: Method | str | None, **settings: tuple[Any, Any]) -> Method:
-    """The method of a run; ``settings`` are what ``sample`` was given and its defaults."""
-    given = {name: value for name, (value, default) in settings.items() if value != default}
+def _method(method: Method | str | None, **settings: Any) -> Method:
+    """The method of a run; ``settings`` are what ``sample`` was given."""
+    defaults = method_settings()
+    given = {name: value for name, value in settings.items() if value != defaults[name]}
     if isinstance(method, str):
         return by_name(method, **given)
     if method is None:
@@ -256,64 +248,24 @@ def _method(method: Method | str | None, **settings: tuple[Any, Any]) -> Method:
 
 def _description(problem: Problem, settings: dict[str, Any], positions: jax.Array) -> dict[str, Any]:
     """What a run is, to recognise it when it resumes."""
-    model, data = problem.model, problem.data
-    fingerprints = {
-        "the data": data.fingerprint(),
-        "the starting positions": hashlib.sha256(np.asarray(positions).tobytes()).hexdigest()[:16],
-        "the densities of the model": density_probe(model, data),
-    }
-    step_size = getattr(problem.method, "step_size", None)
+    others: dict[str, Any] = {"the starting positions": array_hash(positions)}
+    step_size = problem.method.about.step_size
     if callable(step_size):
-        fingerprints["the step-size schedule"] = _digits(step_size(jnp.asarray(k)) for k in (0, 1, 10, 1000))
-    return {
-        "settings": {**settings, "model": model.name, "version": __version__},
-        "fingerprints": fingerprints,
-    }
-
-
-def density_probe(model: Model, data: FederatedData) -> list[str]:
-    """Log prior and log likelihood at a point, which tell models of one name apart.
-
-    The examples are made up, so that nothing of the rows gets into a file.
-    """
-    theta = model.flat_initial_position + 0.1 * jnp.cos(jnp.arange(model.dim))
-    examples = [
-        jax.tree.map(lambda a, v=v: jnp.asarray(np.full(a.shape[1:], v, a.dtype)), data.rows) for v in (0, 1)
-    ]
-    loglikelihood = jax.jit(model.flat_loglikelihood)
-    return _digits([model.flat_logprior(theta), *[loglikelihood(theta, example) for example in examples]])
-
-
-def _digits(values: Iterable[Any]) -> list[str]:
-    # so few that they do not depend on the machine
-    return [f"{float(v):.4g}" for v in values]
+        others["the step-size schedule"] = digits(step_size(jnp.asarray(k)) for k in (0, 1, 10, 1000))
+    return identity(problem.model, problem.data, settings, others)
 
 
 def _check_schedule(method: Method, num_rounds: int) -> None:
-    schedule = getattr(method, "step_size", None)
+    schedule = method.about.step_size
     if not callable(schedule):
         return
-    for step in (0, num_rounds * method.local_steps - 1):
+    for step in (0, num_rounds * method.about.local_steps - 1):
         try:
             value = float(np.asarray(schedule(jnp.asarray(step, jnp.int32))))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the step-size schedule gives no number at step {step}: {error}") from error
         if not (np.isfinite(value) and value > 0):
             raise ConfigError(f"the step-size schedule must give numbers > 0; got {value:g} at step {step}")
-
-
-def as_key(rng_key: jax.Array | int) -> tuple[jax.Array, Any]:
-    """A JAX key from a key or a seed, and what to write down of it."""
-    if isinstance(rng_key, int | np.integer) and not isinstance(rng_key, bool):
-        seed = int(rng_key)
-        if not 0 <= seed < 2**63:
-            raise ConfigError(f"a seed must be between 0 and 2^63 − 1; got {seed}")
-        # both halves: JAX's own key drops the upper one in float32
-        return jax.random.wrap_key_data(jnp.array([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32)), seed
-    if not isinstance(rng_key, jax.Array):
-        raise ConfigError(f"rng_key must be a JAX key or an integer seed; got {rng_key!r}")
-    key = rng_key if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(rng_key)
-    return key, np.asarray(jax.random.key_data(key)).tolist()
 
 
 def _start(model: Model, initial_position: Position | None, num_chains: int) -> jax.Array:
@@ -338,27 +290,3 @@ def _start(model: Model, initial_position: Position | None, num_chains: int) -> 
     if not bool(jnp.all(jnp.isfinite(flat))):
         raise ConfigError("initial-position must be finite")
     return flat
-
-
-def check_model(model: Model, data: FederatedData) -> None:
-    """Refuse a model that cannot be evaluated on rows of this data."""
-    if model.check_fn is not None and data.present:
-        model.check_fn(data)
-    example = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape[1:], jax.dtypes.canonicalize_dtype(a.dtype)), data.rows
-    )
-    theta = jax.ShapeDtypeStruct((model.dim,), float_dtype())
-    try:
-        likelihood = jax.eval_shape(model.flat_loglikelihood, theta, example)
-        prior = jax.eval_shape(model.flat_logprior, theta)
-    except Exception as error:
-        raise DataError(
-            f"the model cannot be evaluated on a row of this data: {error}",
-            hint="loglikelihood_fn(position, example) gets ONE example: the rows without their leading axis",
-        ) from error
-    for name, value in (("loglikelihood_fn", likelihood), ("logprior_fn", prior)):
-        if value.shape != ():
-            raise DataError(
-                f"{name} must return one number; it returns an array of shape {value.shape}",
-                hint="sum over the parts of one example",
-            )

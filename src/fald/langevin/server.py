@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fald.keys import normals
-from fald.types import sum_last
+from fald.core.keys import normals
+from fald.core.types import sum_last
 
 
 class Server(NamedTuple):

@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fald.constants import combine
-from fald.errors import ConfigError, PrivacyError
-from fald.participation import Participation
+from fald.core.errors import ConfigError, PrivacyError
+from fald.core.threads import one_thread
+from fald.langevin.fald import fald
 from fald.planner import Goal, Problem, Setting, fewest_rounds, guarantee, local_models
 from fald.planner.law import Chain, chain
 from fald.planner.predict import errors_at
 from fald.privacy.accountant import Ledger
-from fald.privacy.guard import bounded_sensitivity
+from fald.privacy.protection import bounded_sensitivity
 from fald.privacy.settings import RunSettings
-from fald.results import labels
-from fald.samplers.fald import fald
-from fald.study import Study
-from fald.threads import one_thread
+from fald.results.tree import labels
+from fald.settings.participation import Participation
+from fald.study.schema import Study
+from fald.theory.measured import combine
 
 _LOCAL_STEPS = (
     1,
@@ -233,6 +233,7 @@ class Explorer:
             noise=run.noise,  # type: ignore[arg-type]
             temperature=self.temperature,
             batch_size=None if run.batch_size >= max(self.sizes) else run.batch_size,
+            clip_norm=run.clip_norm or None,
         )
 
     @one_thread
@@ -324,7 +325,7 @@ class Explorer:
 
     def _communication(self, run: Run) -> dict[str, Any]:
         dim = len(self.problem.parameters)
-        spent = fald(local_steps=run.local_steps, step_size=run.step_size).fixed_cost(dim)
+        spent = fald(local_steps=run.local_steps, step_size=run.step_size).cost(dim).each
         assert spent is not None
         times = run.num_rounds * run.num_chains
         sent = times * self._present(run)
@@ -344,20 +345,12 @@ class Explorer:
         return float(run.num_participants)
 
     def _account(self, run: Run) -> dict[str, Any]:
-        drawn = participation(run)
         try:
-            settings = RunSettings(
+            settings = RunSettings.of(
+                self._setting(run),
+                sensitivity=self.sensitivity,
                 sizes=self.sizes,
-                local_steps=run.local_steps,
                 num_rounds=run.num_rounds,
-                step_size=run.step_size,
-                temperature=self.temperature,
-                correlation=run.correlation,
-                batch_size=None if run.batch_size >= max(self.sizes) else run.batch_size,
-                participation=None if drawn.scheme == "full" else drawn,
-                noise=run.noise,  # type: ignore[arg-type]
-                clip_norm=run.clip_norm or None,
-                sensitivity=None if run.clip_norm else self.sensitivity,
                 num_chains=run.num_chains,
             )
             ledger = Ledger(settings, delta=run.delta)

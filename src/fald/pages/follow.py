@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fald import journal
-from fald.errors import ConfigError
+from fald.core.errors import ConfigError
+from fald.runtime import journal
 
 _SERIES = ("energy", "r_hat", "epsilon", "ess", "k_hat")
 _MOST_POINTS = 400

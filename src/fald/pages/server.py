@@ -18,7 +18,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from fald.errors import ConfigError, FaldError
+from fald.core.errors import ConfigError, FaldError
 
 Answer = Callable[[Mapping[str, str]], Any]
 

@@ -11,19 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald import diagnostics, gaussian
-from fald.data import FederatedData
-from fald.errors import ConfigError, FaldError, NonFiniteError
-from fald.models.base import Model
-from fald.participation import Participation
+from fald.core.errors import ConfigError, FaldError, NonFiniteError
+from fald.core.threads import one_thread
+from fald.langevin.registry import with_law
+from fald.langevin.sampling import sample
 from fald.planner.law import Problem, Setting
 from fald.planner.predict import Prediction, guarantee, predict
 from fald.planner.search import local_models
-from fald.predict import flat_positions
-from fald.results import require_posterior, settings_of
-from fald.sampling import sample
-from fald.schedules import paper_decay
-from fald.threads import one_thread
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
+from fald.results import diagnostics
+from fald.results.kinds import require_posterior
+from fald.results.predict import flat_positions
+from fald.results.tree import settings_of
+from fald.theory import gaussian
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -39,24 +40,19 @@ def setting_of(settings: Mapping[str, Any]) -> tuple[Setting, str]:
     ConfigError
         If the law does not cover such a run.
     """
-    if settings.get("method") not in ("fa-ld", "sgld"):
-        raise ConfigError(f"the law covers FA-LD and SGLD; the method is {settings.get('method')!r}")
+    if settings.get("method") not in with_law():
+        covered = " and ".join(name.upper() for name in with_law())
+        raise ConfigError(f"the law covers {covered}; the method is {settings.get('method')!r}")
     if settings.get("temperature") == 0:
         raise ConfigError("temperature 0 gives a point estimate, which has no law to predict")
     if settings.get("clip_norm") is not None:
         raise ConfigError("gradients of rows are clipped, which the law does not cover")
-    step, remark = settings["step_size"], ""
-    if isinstance(step, Mapping):
-        if step.get("schedule") != "PaperDecay":
-            raise ConfigError(
-                f"the law needs a constant step size; got the schedule {step.get('schedule')!r}"
-            )
-        decay = paper_decay(step["smoothness"], step["strong_convexity"])
-        step = float(decay(settings["num_rounds"] * settings["local_steps"]))
-        remark = f"the step size decays; predicted for its last value {step:.3g}"
-    names = ("local_steps", "correlation", "noise", "temperature", "batch_size")
-    drawn = Participation(settings["participation"], settings["num_participants"], allow_unequal=True)
-    return Setting(step_size=float(step), participation=drawn, **{n: settings[n] for n in names}), remark
+    made = Setting.from_record(settings)
+    if not callable(made.step_size):
+        return made, ""
+    schedule: Any = made.step_size
+    step = float(schedule(settings["num_rounds"] * made.local_steps))
+    return replace(made, step_size=step), f"the step size decays; predicted for its last value {step:.3g}"
 
 
 @one_thread
@@ -70,7 +66,7 @@ def foresee(
     model, data
         The model, and the rows of each client.
     settings
-        Settings of the run, as ``fald.results.settings_of`` gives them.
+        Settings of the run, as ``fald.results.tree.settings_of`` gives them.
     problem
         The local models, when they are there already.
 

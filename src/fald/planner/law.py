@@ -22,34 +22,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fald import gaussian, theory
-from fald.errors import ConfigError
-from fald.gaussian import Law
-from fald.participation import Participation, full
-from fald.prepare import Preparation
+from fald import theory
+from fald.calculus.mode import Preparation
+from fald.core.errors import ConfigError
+from fald.settings.fald import Setting
+from fald.theory import gaussian
+from fald.theory.gaussian import Law
 
 Array = NDArray[Any]
 
-_FULL = full()
 _MOST_CHANGE = 0.5  # of a curvature, by its third-order term
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Settings of the sampler on which its law depends, named as in ``fald.sample``."""
-
-    local_steps: int
-    step_size: float
-    correlation: float = 0.0
-    participation: Participation = _FULL
-    noise: Literal["realised", "paper"] = "realised"
-    temperature: float = 1.0
-    batch_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -102,8 +89,8 @@ class Problem:
     parameters
         Names of the d parameters.
     directions, skews, scatters, sizes
-        As in ``fald.prepare.LocalModel``, stacked, and the clients' rows; ``None`` leaves the third-order
-        term, or the noise of batches, out.
+        As in ``fald.calculus.mode.LocalModel``, stacked, and the clients' rows; ``None`` leaves the
+        third-order term, or the noise of batches, out.
     constants, uncertified
         Constants of the bounds; ``None`` and the reason where there are none.
     """
@@ -124,7 +111,7 @@ class Problem:
     def from_preparation(
         cls, found: Preparation, constants: theory.Constants | None = None, uncertified: str = ""
     ) -> Problem:
-        """Local models of a federation, from ``fald.prepare.prepare``."""
+        """Local models of a federation, from ``fald.calculus.mode.prepare``."""
         stacked = {
             name: np.stack([getattr(own, name) for own in found.local]) for name in found.local[0]._fields
         }
@@ -218,12 +205,14 @@ class Chain(NamedTuple):
         """
         if math.isinf(num_rounds):
             return self.stationary
+        if num_rounds == 0:  # a rate of exactly 1 has no power 0 below
+            return Law(self.start, np.zeros_like(self.stationary.covariance))
         with np.errstate(divide="ignore"):
             left, logs = 1 - self.rates, np.log(np.abs(1 - self.rates))
         negative = (np.sign(left)[:, None] * np.sign(left) < 0) & (num_rounds % 2 == 1)
         exponents = num_rounds * (logs[:, None] + logs)
         fill = np.where(negative, 1 + np.exp(exponents), -np.expm1(exponents))
-        decay = np.sign(left) ** (num_rounds % 2 or 2) * np.exp(num_rounds * logs) if num_rounds else 1.0
+        decay = np.sign(left) ** (num_rounds % 2 or 2) * np.exp(num_rounds * logs)
         mean = self.stationary.mean + decay * (self.start - self.stationary.mean)
         return Law(mean, self.stationary.covariance * fill)
 
@@ -308,14 +297,10 @@ def chain(problem: Problem, setting: Setting) -> Chain:
     (array([[0.5714]]), array([[0.5]]))
     """
     s = setting
-    for name, value, holds in (
-        ("local-steps", s.local_steps, s.local_steps >= 1 and s.local_steps == int(s.local_steps)),
-        ("step-size", s.step_size, 0 < s.step_size < math.inf),
-        ("temperature", s.temperature, 0 < s.temperature < math.inf),
-        ("correlation", s.correlation, 0 <= s.correlation <= 1),
-    ):
-        if not holds:
-            raise ConfigError(f"{name} is out of its range; got {value!r}")
+    if callable(s.step_size):
+        raise ConfigError("step-size must be a number here; got a schedule")
+    if s.temperature == 0:
+        raise ConfigError("temperature must be > 0 here: at 0 there is a point estimate and no law; got 0")
     values, basis, centers = problem.spectrum
     drawn = gaussian._drawn(problem.weights, s.participation, s.noise)
     rounds = _rounds(values, s, drawn)

@@ -1,8 +1,8 @@
 """What a setting leads to: predicted errors, and what the published bounds guarantee.
 
 ``Prediction`` comes from the law of the local models and is usually right within a few percent of the
-error or so; ``Guarantee`` comes from the bounds, never fails, and is orders of magnitude away. They are
-never mixed.
+error or so; ``Guarantee`` comes from the bounds, never fails, and is usually orders of magnitude away. They
+are never mixed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fald import gaussian, theory
-from fald.errors import ConfigError
-from fald.participation import full
+from fald import theory
+from fald.core.errors import ConfigError
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
+from fald.settings.participation import full
+from fald.theory import gaussian
 
 Array = NDArray[Any]
 

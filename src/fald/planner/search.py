@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
-from fald.constants import constants
-from fald.data import FederatedData
-from fald.errors import ConfigError, FaldError
-from fald.models.base import Model
+from fald.calculus.mode import MAX_DIM, prepare
+from fald.calculus.spectrum import extremes
+from fald.core.errors import ConfigError, FaldError
+from fald.core.threads import one_thread
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
 from fald.planner.predict import Guarantee, Prediction, errors_at, guarantee, what_if
-from fald.prepare import prepare
-from fald.threads import one_thread
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
+from fald.theory.measured import constants
 
 LOCAL_STEPS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80)
 _TOO_SLOW = 1e9
@@ -62,8 +64,7 @@ class Plan:
         """Keyword arguments for ``fald.sample``."""
         b, s = self.best, self.best.setting
         counts = {"num_rounds": b.num_rounds, "num_warmup": b.num_warmup, "thinning": b.thinning}
-        settings = {f.name: getattr(s, f.name) for f in fields(s)}
-        return {**settings, **counts, "num_chains": self.goal.num_chains}
+        return {**s.arguments(), **counts, "num_chains": self.goal.num_chains}
 
 
 @one_thread
@@ -215,6 +216,11 @@ def plan(
     DataError, ConfigError
         If there is no mode, or no setting that will do.
 
+    Notes
+    -----
+    Above 500 parameters there are no local models: the plan then takes one local step per round, whose law
+    on a Gaussian posterior follows from the extreme curvatures alone.
+
     Examples
     --------
     >>> import fald
@@ -224,12 +230,37 @@ def plan(
     >>> found.best.predicted.bias <= 0.05, found.best.guaranteed.num_rounds > 1e6 * found.best.num_rounds
     (True, True)
     """
-    problem, exchanges = local_models(model, data, Setting(1, 1.0, **fixed), start=start)
+    if model.dim > MAX_DIM:
+        problem, exchanges = _without_matrices(model, data, Setting(1, 1.0, **fixed), start), 0
+        local_steps = (1,)
+    else:
+        problem, exchanges = local_models(model, data, Setting(1, 1.0, **fixed), start=start)
     if num_rounds is None:
         chosen = fewest_rounds(problem, goal, local_steps=local_steps, **fixed)
     else:
         chosen = best_accuracy(problem, num_rounds, goal, local_steps=local_steps, **fixed)
     return replace(chosen, num_exchanges=exchanges)
+
+
+def _without_matrices(
+    model: Model, data: FederatedData, setting: Setting, start: ArrayLike | None
+) -> Problem:
+    """A Gaussian posterior of two parameters, with the extreme curvatures of the real one.
+
+    With one local step on all rows at all clients a round is a step along the joint energy, so that every
+    direction has a law of its own; the flattest is the slowest, and the steepest has the largest error.
+    """
+    if setting.batch_size is not None or setting.participation.scheme != "full":
+        raise ConfigError(
+            f"above {MAX_DIM} parameters, plans are for all rows of all clients in every step; "
+            f"the model has {model.dim}",
+            hint="leave out batch-size and participation, or choose settings by hand",
+        )
+    found = extremes(model, data, start)
+    away = np.full(2, found.distance)
+    problem = Problem.from_gaussian([np.diag([found.least, found.largest])], [np.zeros(2)], [1.0], away)
+    names = ("the flattest direction", "the steepest direction")
+    return replace(problem, parameters=names, uncertified="no bounds above 500 parameters")
 
 
 def local_models(

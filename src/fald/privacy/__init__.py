@@ -1,16 +1,17 @@
 """Differential privacy of a run: events, accountants, calibration, and the statement to publish.
 
 ``RunSettings`` and ``step_noise`` say what a run reveals; ``account`` and ``Ledger`` turn that into ε;
-``paper_bound`` is the published bound, corrected; ``calibrate`` goes from a budget to settings;
-``statement`` puts the result into words.
+``paper_bound`` is the published bound, corrected, and ``paper_forms`` its closed forms; ``calibrate`` goes
+from a budget to settings; ``statement`` puts the result into words.
 """
 
 from fald.privacy.accountant import Ledger, account
 from fald.privacy.calibration import Budget, Calibration, FrontPoint, calibrate, pareto_front
 from fald.privacy.events import Presence, StepNoise, step_noise
-from fald.privacy.guard import Guard, Protection
+from fald.privacy.forms import PaperForms, paper_forms
 from fald.privacy.paper import PaperBound, paper_bound
 from fald.privacy.pld import step_profile
+from fald.privacy.protection import Protection
 from fald.privacy.report import PrivacyReport
 from fald.privacy.settings import RunSettings
 from fald.privacy.statements import Statement, require_private, statement
@@ -19,9 +20,9 @@ __all__ = [
     "Budget",
     "Calibration",
     "FrontPoint",
-    "Guard",
     "Ledger",
     "PaperBound",
+    "PaperForms",
     "Presence",
     "PrivacyReport",
     "Protection",
@@ -31,6 +32,7 @@ __all__ = [
     "account",
     "calibrate",
     "paper_bound",
+    "paper_forms",
     "pareto_front",
     "require_private",
     "statement",

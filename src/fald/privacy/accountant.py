@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fald.errors import ConfigError, PrivacyError
+from fald.core.errors import ConfigError, PrivacyError
+from fald.privacy.accountants import ACCOUNTANTS
 from fald.privacy.compose import Loss
 from fald.privacy.events import View, step_noise
-from fald.privacy.rdp import RdpSteps
 from fald.privacy.report import Method, PrivacyReport, Sampling, Shown
 from fald.privacy.rounds import ClientLedger
 from fald.privacy.settings import RunSettings
@@ -194,10 +194,7 @@ class Ledger:
         for i, led in enumerate(self._ledgers):
             if led.idle:
                 continue
-            if isinstance(led.steps, RdpSteps):
-                order[i] = led.steps.best_order(self._loss(i, rounds), self.delta)
-            else:
-                interval[i] = led.steps.interval
+            interval[i], order[i] = led.steps.precision(self._loss(i, rounds), self.delta)
         return PrivacyReport(
             epsilon=epsilon,
             delta=self.delta,
@@ -220,8 +217,8 @@ def _check_options(delta: float, method: str, sampling: str, participation: str)
             f"delta must be between 0 and 1, both excluded; got {delta}",
             hint="Gaussian noise gives no guarantee with delta 0; choose well below 1 / (rows of a client)",
         )
-    if method not in ("pld", "rdp"):
-        raise ConfigError(f"method must be 'pld' or 'rdp'; got {method!r}")
+    if method not in ACCOUNTANTS:
+        raise ConfigError(f"method must be {' or '.join(map(repr, ACCOUNTANTS))}; got {method!r}")
     if sampling == "shuffled":
         raise PrivacyError(
             "batches from shuffled epochs are not independent draws: no amplification is proved for them",

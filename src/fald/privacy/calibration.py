@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fald.errors import ConfigError, PrivacyError
+from fald.core.errors import ConfigError, PrivacyError
 from fald.privacy.accountant import Ledger, PrivacyReport, account
 from fald.privacy.settings import RunSettings
 
@@ -249,7 +249,7 @@ def _num_rounds(
 
 
 def _with_participants(settings: RunSettings, number: int) -> RunSettings:
-    if settings.participation is None or settings.scheme == "full":
+    if settings.scheme == "full":
         raise ConfigError(
             "the number of participants can only be varied where clients are drawn",
             hint="set a participation with or without replacement",
@@ -324,7 +324,7 @@ def pareto_front(
 
     Examples
     --------
-    >>> from fald.participation import without_replacement
+    >>> from fald.settings.participation import without_replacement
     >>> run = RunSettings(sizes=[6000] * 10, local_steps=10, num_rounds=1000, step_size=1e-7, batch_size=200,
     ...                   sensitivity=2.0, noise="paper", participation=without_replacement(5))
     >>> front = pareto_front(Budget(0.4, 1e-5), run, num_participants=[2, 6, 10])

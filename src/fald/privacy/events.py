@@ -17,8 +17,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fald.errors import ConfigError, PrivacyError
-from fald.privacy.settings import RunSettings, whole
+from fald.core.checks import check_count
+from fald.core.errors import ConfigError, PrivacyError
+from fald.privacy.settings import RunSettings
 
 View = Literal["server", "summed"]
 
@@ -105,15 +106,34 @@ def _honest_noise(s: RunSettings, c: int, times: int, colluders: int) -> float:
     return max(rest**2 / others.sum(), rest / others.max()) / big**2
 
 
+def entering_weight(weight: float, scheme: str, num_participants: int, times: int) -> float:
+    """w_c, with which a client of weight p_c that was drawn ``times`` times enters the average of a round."""
+    drawn = {"full": weight, "without-replacement": 1.0 / num_participants}
+    return drawn.get(scheme, times / num_participants)
+
+
+def own_noise(weight: float, entering: float, noise: str) -> float:
+    """p_c √v_c of one client: its own noise, relative to how far one row of all its rows moves a step.
+
+    v_c = 1/w_c for realised noise and 1/p_c for the paper's. The noise multiplier of a step is this, times
+    batch_fraction·√(2τ(1−ρ²)/η)/Δ.
+
+    Examples
+    --------
+    >>> entering = [entering_weight(0.25, "with-replacement", 8, times) for times in (1, 8)]
+    >>> [round(own_noise(0.25, weight, "realised"), 4) for weight in entering]
+    [0.7071, 0.25]
+    """
+    return weight * math.sqrt(1.0 / (entering if noise == "realised" else weight))
+
+
 def _presence(s: RunSettings, c: int, times: int, probability: float, view: View, colluders: int) -> Presence:
     p, fraction, delta = s.weights[c], s.batch_fraction[c], s.delta_gradient
-    weight = {"full": p, "without-replacement": 1.0 / s.num_participants}.get(
-        s.scheme, times / s.num_participants
-    )
-    v = 1.0 / weight if s.noise == "realised" else 1.0 / p
-    own = fraction * p * math.sqrt(v) / delta
+    weight = entering_weight(p, s.scheme, s.num_participants, times)
+    own = fraction * own_noise(p, weight, s.noise) / delta
     if view == "server":
         return Presence(probability, own, own)
+    v = (own * delta / (fraction * p)) ** 2
     total = weight**2 * v + _honest_noise(s, c, times, colluders)
     return Presence(probability, own, fraction * p / weight * math.sqrt(total) / delta)
 
@@ -183,7 +203,7 @@ def step_noise(settings: RunSettings, *, view: View = "server", num_colluders: i
     s = settings
     if view not in ("server", "summed"):
         raise ConfigError(f"view must be 'server' or 'summed'; got {view!r}")
-    num_colluders = whole("num-colluders", num_colluders, 0)
+    num_colluders = check_count("num-colluders", num_colluders, 0)
     if num_colluders >= s.num_clients:
         raise ConfigError(
             f"num-colluders must be less than the number of clients, {s.num_clients}; got {num_colluders}",

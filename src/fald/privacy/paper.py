@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from fald.errors import ConfigError
+from fald.core.errors import ConfigError
 from fald.privacy.events import step_noise
 from fald.privacy.settings import RunSettings
 

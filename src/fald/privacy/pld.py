@@ -24,9 +24,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from fald.privacy.accountants import ACCOUNTANTS, Accountant, Releases, Steps
 from fald.privacy.compose import Loss, chord
 
 # grid points per standard deviation of a step's loss; ε is then too large by about 1 / (10 points²)
@@ -243,6 +245,10 @@ class PldSteps:
         lower = np.concatenate([[0.0], discounted])[::-1]
         return np.arange(high + 1) * self.interval, upper, lower
 
+    def precision(self, loss: Loss, delta: float) -> tuple[float, float]:
+        """Width of the grid; no Rényi order."""
+        return self.interval, math.nan
+
     def epsilon(self, loss: Loss, delta: float) -> float:
         """Least ε ≥ 0 that the grid shows to hold with this δ; infinite if there is none."""
         grid, upper, lower = self._excess(loss)
@@ -280,3 +286,19 @@ def _anchors(multipliers: np.ndarray, sampling: str, fraction: float) -> tuple[n
     anchors = np.geomspace(distinct[0], distinct[-1], max(2, number))
     anchors[0], anchors[-1] = distinct[0], distinct[-1]
     return (distinct, True) if anchors.size >= distinct.size else (anchors, interpolates)
+
+
+def _steps(releases: Releases, total: Callable[[Any], Loss]) -> Steps:
+    """On a grid; by Rényi divergences where the losses have none."""
+    z, counts, rows, size, sampling, delta = releases
+    try:
+        return PldSteps(z, counts, fraction=rows / size, sampling=sampling, delta=delta, total=total)
+    except NoGridError:
+        return ACCOUNTANTS["rdp"].steps(releases, total)
+
+
+accountant = Accountant(
+    _steps,
+    "composition of privacy loss distributions with pessimistic discretisation.",
+    "Where their losses have no usable grid, Rényi divergences took their place.",
+)

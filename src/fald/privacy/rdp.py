@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from fald.privacy.accountants import Accountant, Releases, Steps
 from fald.privacy.compose import Loss
 from fald.privacy.pld import step_profile
 
@@ -142,6 +144,10 @@ class RdpSteps:
         epsilon, order = compute_epsilon(self.orders[usable].tolist(), divergence[usable].tolist(), delta)
         return float(epsilon), float(order)
 
+    def precision(self, loss: Loss, delta: float) -> tuple[float, float]:
+        """No grid; the order that gives ε."""
+        return math.nan, self.best_order(loss, delta)
+
     def epsilon(self, loss: Loss, delta: float) -> float:
         """Least ε over the orders."""
         return self._best(loss.log_moment, delta)[0]
@@ -167,3 +173,11 @@ def _rounding_grid(distinct: np.ndarray, most: int) -> np.ndarray:
     grid = np.geomspace(distinct[0], distinct[-1], most)
     grid[0] = distinct[0]
     return grid
+
+
+def _steps(releases: Releases, total: Callable[[Any], Loss]) -> Steps:
+    z, counts, rows, size, _, delta = releases
+    return RdpSteps(z, counts, rows=rows, size=size, delta=delta, total=total)
+
+
+accountant = Accountant(_steps, "Rényi differential privacy.")

@@ -11,7 +11,7 @@ import numpy as np
 from fald.privacy.events import StepNoise, View
 from fald.privacy.settings import RunSettings
 
-Method = Literal["pld", "rdp"]
+Method = str  # of ``fald.privacy.accountants.ACCOUNTANTS``
 Sampling = Literal["without-replacement", "poisson"]
 Shown = Literal["hidden", "realised"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from fald.privacy.accountants import ACCOUNTANTS, Releases, Steps
 from fald.privacy.compose import Loss, mixed, nothing, repeated, together
 from fald.privacy.events import Presence, StepNoise
-from fald.privacy.pld import NoGridError, PldSteps
-from fald.privacy.rdp import RdpSteps
 from fald.privacy.report import Method, Sampling
 
 
@@ -44,15 +43,8 @@ class ClientLedger:
         if self.idle:
             return
         rows, size = int(noise.batch_rows[client]), int(noise.sizes[client])
-        self.steps: PldSteps | RdpSteps
-        try:
-            if method == "rdp":
-                raise NoGridError
-            self.steps = PldSteps(
-                z, counts, fraction=rows / size, sampling=sampling, delta=delta, total=self._total
-            )
-        except NoGridError:
-            self.steps = RdpSteps(z, counts, rows=rows, size=size, delta=delta, total=self._total)
+        releases = Releases(z, counts, rows, size, sampling, delta)
+        self.steps: Steps = ACCOUNTANTS[method].steps(releases, self._total)
         self._constant = {}
 
     @property
@@ -107,7 +99,7 @@ class ClientLedger:
         ways = self._noise.presences[self._client]
         return mixed([self._taking_part(way, factors) for way in ways], [way.probability for way in ways])
 
-    def _total(self, steps: PldSteps | RdpSteps) -> Loss:
+    def _total(self, steps: Steps) -> Loss:
         self.steps, self._constant = steps, {}
         return self.advance(None, 0, self._noise.num_rounds)
 

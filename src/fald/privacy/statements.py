@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fald.errors import ConfigError, PrivacyError
+from fald.core.errors import ConfigError, PrivacyError
 from fald.privacy.accountant import PrivacyReport
+from fald.privacy.accountants import ACCOUNTANTS
 
 _COUNT_WORDS = {0: "no site", 1: "at most one site"}
 
@@ -236,15 +237,10 @@ def _participation(report: PrivacyReport) -> str:
 
 
 def _method(report: PrivacyReport) -> str:
-    if report.method == "rdp":
-        return "Method: Rényi differential privacy. The value is an upper bound."
-    text = (
-        "Method: composition of privacy loss distributions with pessimistic discretisation. "
-        "The value is an upper bound."
-    )
-    if np.any(np.isfinite(report.rdp_order)):
-        text += " Where their losses have no usable grid, Rényi divergences took their place."
-    return text
+    accountant = ACCOUNTANTS[report.method]
+    said = f"Method: {accountant.says} The value is an upper bound."
+    replaced = accountant.instead and np.any(np.isfinite(report.rdp_order))
+    return f"{said} {accountant.instead}" if replaced else said
 
 
 def _per_client(report: PrivacyReport, names: Sequence[str]) -> str:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from fald.encoding import (
+from fald.core.errors import ConfigError, DataError
+from fald.core.types import PyTree
+from fald.problem.encoding import (
     Categories,
     Scaling,
     columns_present,
@@ -23,8 +25,6 @@ from fald.encoding import (
     encode_tables,
     read_table,
 )
-from fald.errors import ConfigError, DataError
-from fald.types import PyTree
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fald.errors import ConfigError, DataError
+from fald.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import pandas as pd

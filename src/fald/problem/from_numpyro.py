@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.errors import ConfigError, DataError
-from fald.models.base import Model
-from fald.types import Example
+from fald.core.errors import ConfigError, DataError
+from fald.core.types import Example
+from fald.problem.model import Model
 
 
 def from_numpyro(model: Callable[..., Any], example: Example, *, predict_site: str | None = None) -> Model:

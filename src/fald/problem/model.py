@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fald.errors import DataError
-from fald.types import Example, Position, as_floats
+from fald.core.errors import DataError
+from fald.core.types import Example, Position, as_floats, float_dtype
 
 if TYPE_CHECKING:
-    from fald.data import FederatedData
+    from fald.problem.data import FederatedData
 
 
 def takes_rows(loglikelihood_fn: Callable) -> Callable:
@@ -34,6 +34,43 @@ def takes_rows(loglikelihood_fn: Callable) -> Callable:
     """
     loglikelihood_fn.takes_rows = True  # type: ignore[attr-defined]
     return loglikelihood_fn
+
+
+class Bounds(NamedTuple):
+    """What holds for a log likelihood at every position θ of every client, ℓ = −log likelihood of its rows.
+
+    Attributes
+    ----------
+    curvature
+        0 ≼ ∇²ℓ(θ) ≼ curvature·∇²ℓ(0); infinite where only the lower bound holds.
+    rows
+        Σ_i ‖∇ℓ_i(θ)‖² ≤ rows·tr ∇²ℓ(0); infinite where there is no such bound.
+    """
+
+    curvature: float
+    rows: float
+
+
+def bounded(*, curvature: float, rows: float) -> Callable[[Callable], Callable]:
+    """Mark a log likelihood for which inequalities hold; ``fald.theory`` makes guarantees of them.
+
+    The mark is the function's, not the model's, so that a function put in its place has none.
+
+    Examples
+    --------
+    >>> @bounded(curvature=1.0, rows=4.0)
+    ... def fn(position, example):
+    ...     x, y = example
+    ...     return y * x * position - jnp.logaddexp(0.0, x * position)
+    >>> Model(lambda position: -(position**2), fn, initial_position=jnp.array(0.0)).bounds
+    Bounds(curvature=1.0, rows=4.0)
+    """
+
+    def mark(loglikelihood_fn: Callable) -> Callable:
+        loglikelihood_fn.bounds = Bounds(curvature, rows)  # type: ignore[attr-defined]
+        return loglikelihood_fn
+
+    return mark
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +162,11 @@ class Model:
                     )
 
     @property
+    def bounds(self) -> Bounds | None:
+        """Inequalities that hold for the log likelihood; None: none are known."""
+        return getattr(self.loglikelihood_fn, "bounds", None)
+
+    @property
     def flat_initial_position(self) -> jax.Array:
         """The starting point as one vector, in the run's floating type."""
         return ravel_pytree(as_floats(self.initial_position))[0]
@@ -176,6 +218,30 @@ class Model:
                 ]
                 names.append(f"{base}[{', '.join(parts)}]" if parts else base)
         return names
+
+
+def check_model(model: Model, data: FederatedData) -> None:
+    """Refuse a model that cannot be evaluated on rows of this data."""
+    if model.check_fn is not None and data.present:
+        model.check_fn(data)
+    example = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape[1:], jax.dtypes.canonicalize_dtype(a.dtype)), data.rows
+    )
+    theta = jax.ShapeDtypeStruct((model.dim,), float_dtype())
+    try:
+        likelihood = jax.eval_shape(model.flat_loglikelihood, theta, example)
+        prior = jax.eval_shape(model.flat_logprior, theta)
+    except Exception as error:
+        raise DataError(
+            f"the model cannot be evaluated on a row of this data: {error}",
+            hint="loglikelihood_fn(position, example) gets ONE example: the rows without their leading axis",
+        ) from error
+    for name, value in (("loglikelihood_fn", likelihood), ("logprior_fn", prior)):
+        if value.shape != ():
+            raise DataError(
+                f"{name} must return one number; it returns an array of shape {value.shape}",
+                hint="sum over the parts of one example",
+            )
 
 
 def _path_name(path: Sequence[Any]) -> str:

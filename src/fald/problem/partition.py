@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from fald.data import FederatedData
-from fald.errors import ConfigError
-from fald.types import PyTree
+from fald.core.errors import ConfigError
+from fald.core.types import PyTree
+from fald.problem.data import FederatedData
 
 if TYPE_CHECKING:
     import pandas as pd

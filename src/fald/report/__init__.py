@@ -8,19 +8,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fald.checkpoint import write_atomically
-from fald.commands import open_run
-from fald.data import FederatedData
-from fald.errors import StorageError
-from fald.models.base import Model
-from fald.report.content import result_document, run_document
+from fald.core.errors import StorageError
+from fald.core.files import write_atomically
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
+from fald.report.content import report_document, result_document, run_document
 from fald.report.page import html, markdown
-from fald.study import Study
+from fald.study.folder import open_run
+from fald.study.run import Run
 
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["report_run", "result_document", "run_document", "write_report"]
+__all__ = ["report_finished", "report_run", "result_document", "run_document", "write_report"]
 
 
 def write_report(
@@ -69,16 +69,19 @@ def write_report(
     return _write(document, tree, Path(folder))
 
 
-def report_run(
-    folder: Path, out: Path | None = None, *, run: tuple[Study, xr.DataTree] | None = None, **how: Any
-) -> tuple[dict[str, Any], Path]:
+def report_run(folder: Path, out: Path | None = None, **how: Any) -> tuple[dict[str, Any], Path]:
     """Write the report of a run's folder, there or into ``out``; return its document and its page.
 
-    ``run`` is the study and the result where they are at hand; ``how`` is passed on to ``run_document``.
+    ``how`` is passed on to ``run_document``.
     """
-    study, tree = open_run(folder) if run is None else run
+    study, tree = open_run(folder)
     document = run_document(study, tree, **how)
     return document, _write(document, tree, out or folder)
+
+
+def report_finished(run: Run) -> Path:
+    """Write the report of a run that has just been examined; return its page."""
+    return _write(report_document(run.examined, run.study), run.tree, run.folder)
 
 
 def _write(document: dict[str, Any], tree: xr.DataTree, folder: Path) -> Path:

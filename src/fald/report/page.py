@@ -10,13 +10,17 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
+from html import escape as plain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fald.langevin.registry import with_law
 from fald.privacy.statements import rounded_up
 from fald.report.figures import MOST_ROWS, figures
-from fald.report.lights import WORDS
-from fald.tables import labelled, number, percent
+from fald.report.svg import Plot
+from fald.results.judgement import WORDS
+from fald.results.kinds import KINDS
+from fald.results.text import labelled, number, percent
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -103,9 +107,10 @@ def _context(document: Mapping[str, Any]) -> dict[str, Any]:
         "low": f"{tail:g}%",
         "high": f"{100 - tail:g}%",
         "interval": f"{100 * level:g}% interval",
-        "fitted": "verdict" in run and "rounds" in run,
+        "kind": KINDS[run["kind"]],
+        "judged": run["judgement"],
         "words": WORDS,
-        "method": run["method"].upper() if run["method"] in ("fa-ld", "sgld") else run["method"],
+        "method": run["method"].upper() if run["method"] in with_law() else run["method"],
         "labelled": partial(labelled, units=run["units"]),
         "most_rows": MOST_TABLE_ROWS,
         "most_drawn": MOST_ROWS,
@@ -186,21 +191,29 @@ def _environment(*, html: bool) -> Any:
 def html(document: Mapping[str, Any], tree: xr.DataTree) -> str:
     """The page: one file that needs nothing else."""
     from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
 
     drawn = figures(document, tree)
     template = _environment(html=True).get_template("report.html")
     return template.render(
         **_context(document),
         show=partial(_marked, document),
-        drawn=drawn,
-        figures=Markup(_inline(drawn)),
+        plots=drawn,
+        drawn=lambda name, words: Markup(_drawn(drawn, name, words)),
         document=Markup(_inline(document)),
-        plotly=Markup(get_plotlyjs()),
         breakable=_breakable,
         style=Markup((TEMPLATES / "report.css").read_text(encoding="utf-8")),
         script=Markup((TEMPLATES / "report.js").read_text(encoding="utf-8")),
     )
+
+
+def _drawn(plots: Mapping[str, Plot], name: str, words: str) -> str:
+    """A figure with its words, and hidden beside it the same on another scale, where there is one."""
+    if name not in plots:
+        return ""
+    other = f"{name}-log"
+    more = plots[other].svg(other, f"{words} Logarithms.", hidden=True) if other in plots else ""
+    caption = f"<figcaption>{plain(words)}</figcaption>"
+    return f"<figure>{plots[name].svg(name, words)}{more}{caption}</figure>"
 
 
 def markdown(document: Mapping[str, Any]) -> str:

@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from fald import theory
-from fald.checkpoint import write_atomically
-from fald.errors import ConfigError, StorageError
-from fald.figures import write_lines
+from fald.core.errors import ConfigError, StorageError
+from fald.core.files import write_atomically
 from fald.planner import LOCAL_STEPS, Candidate, Goal, Guarantee, Plan, plan, trajectory
 from fald.planner.checks import plain
-from fald.study import Study
-from fald.tables import align, number, percent
-from fald.theory import Constants
+from fald.problem.data import FederatedData
+from fald.report.lines import write_lines
+from fald.results.text import align, number, percent
+from fald.study.schema import Study
+from fald.theory.bounds import Constants
 
 _LETTERS = {
     "L": "smoothness",
@@ -50,7 +51,13 @@ _SETTING = re.compile(
 NOT_PRIVATE = "Planning uses exact sums over the sites' rows: it is not differentially private."
 
 
-def plan_study(study: Study, goal: Goal | None = None, num_rounds: int | None = None) -> Plan:
+def plan_study(
+    study: Study,
+    goal: Goal | None = None,
+    num_rounds: int | None = None,
+    *,
+    data: FederatedData | None = None,
+) -> Plan:
     """Plan a study: its own model, data, temperature, noise, correlation, participation and batches.
 
     Parameters
@@ -59,8 +66,10 @@ def plan_study(study: Study, goal: Goal | None = None, num_rounds: int | None = 
         The study; local steps, step size and length are planned, the rest of its ``[sampler]`` is kept.
     goal, num_rounds
         As in ``fald.planner.plan``; without a goal, the default one with the study's chains.
+    data
+        The study's rows, where they have been read already.
     """
-    data = study.read_data()
+    data = study.read_data() if data is None else data
     model = study.build_model(data.features)
     given = {} if study.sampler is None else study.sampler.arguments()
     if given.get("temperature") == 0:
@@ -146,7 +155,7 @@ def sampler_settings(plan: Plan) -> dict[str, Any]:
 def plot(plan: Plan, path: str | Path) -> Path:
     """Draw error against rounds of the recommended run and of the best with other local steps, as HTML.
 
-    The lines are predictions; the certified rounds are orders of magnitude to the right and not shown.
+    The lines are predictions; the certified rounds are far to the right and not shown.
     """
     series = {}
     good = [c for c in plan.candidates if c.predicted is not None]
@@ -240,7 +249,7 @@ def certified_text(found: Mapping[str, Any]) -> str:
             align(["local-steps", "step-size", "rounds guaranteed"], rows),
             f"Fewest guaranteed rounds with local-steps = {found['best_local_steps']}.",
             f"The largest source of error in the bound is {largest}.",
-            f"Predicted: none; {found['no_prediction']}. The bound is loose by orders of magnitude.",
+            f"Predicted: none; {found['no_prediction']}. The bound is usually loose by orders of magnitude.",
         ]
     )
 

@@ -10,19 +10,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from fald.commands import open_run, read_study
-from fald.engines.base import Problem
-from fald.errors import ConfigError, FaldError, PrivacyError, StorageError
-from fald.figures import write_lines
+from fald.core.errors import ConfigError, FaldError, PrivacyError, StorageError
+from fald.langevin.engine import Problem
+from fald.langevin.fald import fald
+from fald.langevin.guard import settings_of_run
 from fald.privacy.accountant import Ledger, account
 from fald.privacy.calibration import Budget, calibrate, pareto_front
-from fald.privacy.guard import bounded_sensitivity, settings_of_run
 from fald.privacy.paper import paper_bound
+from fald.privacy.protection import bounded_sensitivity
 from fald.privacy.settings import RunSettings
 from fald.privacy.statements import statement
-from fald.samplers.fald import fald
-from fald.study import Study
-from fald.tables import align, number
+from fald.report.lines import write_lines
+from fald.results.kinds import kind_of
+from fald.results.text import align, number
+from fald.study.folder import open_run, read_study
+from fald.study.schema import Study
 
 _CORRELATIONS = (0.0, 0.5, 0.8, 0.95)
 
@@ -138,14 +140,12 @@ def run_document(folder: Path) -> dict[str, Any]:
         if not begun.exists():
             raise
         return _killed_document(folder, begun)
-    if "privacy" not in tree.attrs:
+    kind = kind_of(tree)
+    if not kind.private:
         return {
             "guarantee": False,
             "label": "no privacy",
-            "text": "No privacy: the run had no privacy section. Its uploads were sums without noise."
-            if "verdict" in tree.attrs
-            else "No privacy: the run had no privacy section. Its client noise came from the run's seed, "
-            "and uploads carried energies without noise.",
+            "text": f"No privacy: the run had no privacy section. {kind.unprotected}",
         }
     return {**json.loads(tree.attrs["privacy"]), "text": tree.attrs["privacy_statement"]}
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fald.errors import ConfigError
-from fald.results import draws_by_row, require_posterior
+from fald.core.errors import ConfigError
+from fald.results.kinds import kind_of, require_posterior
+from fald.results.tree import draws_by_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +30,7 @@ def convergence(tree: xr.DataTree) -> dict[str, dict[str, float]]:
     Draws of ``fald.fit`` are no chain: their ``mcse`` and ``ess_bulk`` come from the importance weights, and
     ``ess_tail`` and ``r_hat`` are NaN.
     """
-    if "precision" in tree.attrs:  # weighted draws know their own
+    if kind_of(tree).certified:  # weighted draws know their own
         missing = {"ess_tail": float("nan"), "r_hat": float("nan")}
         known = json.loads(tree.attrs["precision"])
         return {
@@ -79,7 +80,7 @@ def client_drift(tree: xr.DataTree) -> pd.DataFrame:
 
     stats: Any = tree["sample_stats"]
     constant: Any = tree["constant_data"]
-    if "participant" not in stats:  # sites sent sums in every round, and nothing of theirs moved
+    if kind_of(tree).certified:  # sites sent sums in every round, and nothing of theirs moved
         names = pd.Index([str(n) for n in constant["client"].values], name="client")
         rows, share = constant["size"].values, constant["share"].values
         taken, none = int(tree.attrs["rounds_done"]), float("nan")
@@ -119,7 +120,12 @@ def wasserstein2(
     most
         Draws used of each, evenly spaced.
     """
-    import ot
+    try:
+        import ot
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "the distance between two samples needs the package POT", hint="pip install 'fald[lab]'"
+        ) from None
 
     samples = [_columns(x) for x in (tree, reference)]
     labels = [list(s) for s in samples if not isinstance(s, np.ndarray)]
@@ -151,7 +157,7 @@ def _matrix(sample: np.ndarray | dict[str, np.ndarray], labels: list[list[str]],
 
 def verdict(tree: xr.DataTree) -> list[str]:
     """What the diagnostics object to, in sentences; empty if nothing."""
-    if "precision" in tree.attrs:
+    if kind_of(tree).certified:
         return (
             [] if tree.attrs["verdict"] == "reached" else [f"{tree.attrs['verdict']}: {tree.attrs['reason']}"]
         )

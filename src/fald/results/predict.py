@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.errors import DataError
-from fald.models.base import Model
-from fald.results import check_level, require_posterior
-from fald.types import float_dtype
+from fald.core.errors import DataError
+from fald.core.types import float_dtype
+from fald.problem.model import Model
+from fald.results.kinds import require_posterior
+from fald.results.tree import check_level
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.data import FederatedData
-from fald.errors import DataError
-from fald.models.base import Model
-from fald.predict import flat_positions
-from fald.results import check_level, require_posterior
-from fald.types import float_dtype
+from fald.core.errors import DataError
+from fald.core.types import float_dtype
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
+from fald.results.kinds import require_posterior
+from fald.results.predict import flat_positions
+from fald.results.tree import check_level
 
 if TYPE_CHECKING:
     import xarray as xr

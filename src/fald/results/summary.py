@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fald.diagnostics import convergence
-from fald.engines.base import Records
-from fald.journal import MOST_PARAMETERS
-from fald.models.base import Model
-from fald.results import check_level, draws_by_row, posterior_groups, require_posterior
+from fald.problem.model import Model
+from fald.results.diagnostics import convergence
+from fald.results.kinds import require_posterior
+from fald.results.tree import check_level, draws_by_row, posterior_groups
+from fald.runtime.journal import MOST_PARAMETERS
+from fald.runtime.records import Records
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +34,8 @@ def summary(tree: xr.DataTree, *, level: float = 0.95) -> pd.DataFrame:
     pandas.DataFrame
         One row per parameter. ``mcse`` is the Monte-Carlo standard error of the mean, ``ess_bulk``
         and ``ess_tail`` effective sample sizes, ``r_hat`` the rank-normalised split R-hat. Models
-        with odds or rate ratios get them with their interval. R-hat sees mixing, not bias.
+        with odds or rate ratios get them, as posterior medians, with their interval. R-hat sees mixing, not
+        bias.
 
     Raises
     ------

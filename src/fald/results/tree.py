@@ -4,82 +4,20 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from fald.checkpoint import write_atomically
-from fald.engines.base import Problem, Records
-from fald.errors import ConfigError, DataError, StorageError
-from fald.models.base import Model
-from fald.version import __version__
+from fald.core.errors import ConfigError, StorageError
+from fald.core.files import write_atomically
+from fald.problem.model import Model
+from fald.results.kinds import kind_of
 
 if TYPE_CHECKING:
     import xarray as xr
-
-    from fald.privacy.guard import Guard
-
-
-def build_tree(
-    problem: Problem,
-    records: list[Records],
-    settings: dict[str, Any],
-    guard: Guard | None = None,
-    costs: Mapping[str, np.ndarray] | None = None,
-) -> xr.DataTree:
-    """Collect kept draws into the result tree; ``guard`` adds the privacy of a private run."""
-    import xarray as xr
-
-    model, data = problem.model, problem.data
-    joined = Records(*[_joined([getattr(r, f) for r in records]) for f in Records._fields])
-    groups = posterior_groups(model, np.swapaxes(joined.position, 0, 1))
-    base = {k: groups["posterior"].coords[k].values for k in ("chain", "draw")}
-    per_slot = ["chain", "draw", "slot"]
-    stats = {
-        "round": (["draw"], joined.round),
-        "energy": (["chain", "draw"], joined.energy.T),
-        "participant": (per_slot, np.swapaxes(joined.client, 0, 1)),
-        "weight": (per_slot, np.swapaxes(joined.weight, 0, 1)),
-        "drift": (per_slot, np.swapaxes(joined.drift, 0, 1)),
-    }
-    if guard is not None:
-        del stats["energy"]  # clients of a private run keep it
-        stats["epsilon"] = (["draw"], np.array([guard.epsilon(int(r)) for r in joined.round]))
-    groups["sample_stats"] = xr.Dataset(stats, base)
-    groups["constant_data"] = site_sizes(data.names, data.sizes)
-    if costs is not None:
-        dims = (["chain"], ["chain", "client"])
-        spent = {name: (dims[np.ndim(value) - 1], value) for name, value in costs.items()}
-        groups["cost"] = xr.Dataset(spent, {"chain": base["chain"], "client": list(data.names)})
-    tree = xr.DataTree.from_dict(groups)
-    tree.attrs = {
-        "inference_library": "fald",
-        "inference_library_version": __version__,
-        "method": problem.method.name,
-        "model": model.name,
-        "point_estimate": int(problem.method.point_estimate),
-        "settings": json.dumps(settings),
-        "pseudo_posterior": int(settings.get("clip_norm") is not None),
-        "rounds_done": int(joined.round[-1]),
-    }
-    if guard is None:
-        tree.attrs["data"] = data.fingerprint()
-    else:  # a hash of the rows has no noise on it: who knows all rows but one could find that one
-        said = guard.statement()
-        tree.attrs |= {"privacy_statement": said.text, "privacy": said.to_json()}
-    return tree
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """Chunks of draws in one array; what is the same in every draw is kept once."""
-    filled = [part for part in parts if len(part)] or parts
-    once = filled[0][:1]
-    if once.ndim > 1 and all(part.strides[0] == 0 and np.array_equal(part[:1], once) for part in filled):
-        return np.broadcast_to(once, (sum(len(part) for part in parts), *once.shape[1:]))
-    return np.concatenate(parts)
 
 
 def posterior_groups(model: Model, flat: np.ndarray) -> dict[str, xr.Dataset]:
@@ -162,6 +100,7 @@ def load(path: str | Path) -> xr.DataTree:
         ) from error
     if "posterior" not in loaded.children:
         raise StorageError(f"{path} has no posterior in it", hint="give the posterior.nc of a fald run")
+    loaded.attrs["kind"] = kind_of(loaded).name  # files of earlier versions have none
     return loaded
 
 
@@ -175,16 +114,6 @@ def check_level(level: float) -> float:
     if not 0 < level < 1:
         raise ConfigError(f"level must be between 0 and 1; got {level!r}", hint="0.95 is usual")
     return float(level)
-
-
-def require_posterior(tree: xr.DataTree) -> xr.DataTree:
-    """Return ``tree`` if its draws are from a posterior, else raise ``DataError``."""
-    if tree.attrs.get("point_estimate"):
-        raise DataError(
-            f"{tree.attrs.get('method')} gives a point estimate; its iterates are not draws from a posterior",
-            hint="use a temperature > 0, or a method that samples, for intervals",
-        )
-    return tree
 
 
 def draws_by_row(tree: xr.DataTree) -> dict[str, tuple[str, np.ndarray]]:

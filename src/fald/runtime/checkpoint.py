@@ -1,17 +1,14 @@
 """Run files on disk: written whole or not at all, and read back with suspicion.
 
-A checkpoint is a folder with ``run.json`` (what the run is), ``draws-NNNNN.npz`` (draws in the order
-they were made) and ``state.npz`` (where to go on). ``state.npz`` is replaced last, so a run killed
-at any moment finds a consistent earlier state.
+A checkpoint is a folder with ``run.json`` (what the run is). Chains leave ``draws-NNNNN.npz`` (draws in the
+order they were made) and ``state.npz`` (where to go on) there; ``state.npz`` is replaced last, so a run
+killed at any moment finds a consistent earlier state. A few-round method leaves ``round-NNNN.npz``, what the
+sites answered in each round, and is run again on these answers.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import io
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.engines.base import Records, RunState
-from fald.errors import ConfigError, StorageError
+from fald.core.errors import ConfigError
+from fald.core.files import damaged, pack, storage_error, unpack, write_atomically
+from fald.runtime.records import Records, RunState
 
 _FORMAT = 1
 
@@ -51,64 +49,13 @@ class Checkpoint:
             raise ConfigError(f"rounds between checkpoints must be a whole number ≥ 1; got {self.rounds!r}")
 
 
-def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Replace a file by new content so that a reader sees the old or the new one, never a part.
-
-    Raises
-    ------
-    StorageError
-        If the disk is full or the folder cannot be written; the old file is then untouched.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise storage_error(path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def storage_error(path: Path, error: OSError) -> StorageError:
-    """Describe a failed write."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return StorageError(
-            f"cannot write {path}: the disk is full",
-            hint="what was saved before is intact; free space or choose another folder, then resume",
-        )
-    missing = error.errno == errno.ENOENT
-    return StorageError(
-        f"cannot write {path}: {error.strerror or error}",
-        hint=f"make the folder {path.parent} first" if missing else "choose another place",
-    )
-
-
-def pack(arrays: dict[str, np.ndarray]) -> bytes:
-    """Arrays by name as the bytes of an ``.npz`` file."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    return buffer.getvalue()
-
-
-def unpack(path: Path) -> dict[str, np.ndarray]:
-    """Read arrays by name from an ``.npz`` file of a checkpoint."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except Exception as error:  # a damaged archive fails in many ways, all of them the same to the user
-        raise damaged(path, error) from error
-
-
-def damaged(path: Path, why: Any) -> StorageError:
-    """Describe a checkpoint file that cannot be used."""
-    return StorageError(
-        f"checkpoint file {path} is damaged or missing ({why})",
-        hint="restore it from a copy, or delete the checkpoint folder to start anew",
-    )
+def as_checkpoint(checkpoint: str | Path | Checkpoint | None) -> Checkpoint | None:
+    """A checkpoint from what a user may give: a folder, a checkpoint, or None for none."""
+    if isinstance(checkpoint, str | Path):
+        return Checkpoint(checkpoint)
+    if not (checkpoint is None or isinstance(checkpoint, Checkpoint)):
+        raise ConfigError(f"checkpoint must be a folder or a fald.Checkpoint; got {checkpoint!r}")
+    return checkpoint
 
 
 class Store:
@@ -158,7 +105,32 @@ class Store:
                 f"the checkpoint in {self.path} belongs to another run; different: {', '.join(differing)}",
                 hint="use the settings and data it was made with, or choose another folder",
             )
+        return self.has_state
+
+    @property
+    def has_state(self) -> bool:
+        """Whether chains left a state to go on from."""
         return (self.path / "state.npz").exists()
+
+    def answered_rounds(self) -> int:
+        """Rounds in a row whose answers were saved."""
+        number = 0
+        while self._answers(number + 1).exists():
+            number += 1
+        return number
+
+    def save_answers(self, number: int, answers: dict[str, np.ndarray], question: np.ndarray) -> None:
+        """Save what the sites answered in a round; ``question`` is what it is recognised by."""
+        write_atomically(self._answers(number), pack({**answers, "request": question}))
+
+    def load_answers(self, number: int, question: np.ndarray) -> dict[str, np.ndarray]:
+        """What the sites answered in a round, if it is an answer to this question."""
+        path = self._answers(number)
+        saved = unpack(path)
+        asked = saved.pop("request", np.zeros(0))
+        if asked.shape != question.shape or not np.allclose(asked, question, rtol=1e-6, atol=1e-9):
+            raise damaged(path, "it answers another question")
+        return saved
 
     def begin_rounds(self, total: int) -> None:
         """Note, before they run, how many rounds the clients will have answered.
@@ -220,6 +192,9 @@ class Store:
 
     def _draws(self, index: int) -> Path:
         return self.path / f"draws-{index:05d}.npz"
+
+    def _answers(self, number: int) -> Path:
+        return self.path / f"round-{number:04d}.npz"
 
 
 def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:

@@ -18,8 +18,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from fald.checkpoint import storage_error
-from fald.errors import ConfigError, FaldError, Interrupted, StorageError
+from fald.core.errors import ConfigError, FaldError, Interrupted, StorageError
+from fald.core.files import storage_error
 
 try:
     _fcntl: Any = importlib.import_module("fcntl")
@@ -142,7 +142,7 @@ def as_journal(journal: str | Path | Journal | None) -> Journal:
     if journal is None or isinstance(journal, str | Path):
         return Journal(journal)
     if not isinstance(journal, Journal):
-        raise ConfigError(f"journal must be a folder or a fald.journal.Journal; got {journal!r}")
+        raise ConfigError(f"journal must be a folder or a fald.runtime.journal.Journal; got {journal!r}")
     return journal
 
 

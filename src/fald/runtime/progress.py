@@ -7,22 +7,39 @@ import time
 
 
 class Progress:
-    """A progress display with rounds per second, time left and the current energy.
+    """A progress display with time left and what the run says of itself.
 
-    On a terminal it is a live bar; elsewhere a line now and then, so that logs stay readable. Other work
-    than sampling names its ``task`` and the ``unit`` it counts.
+    On a terminal it is a live bar; elsewhere a line now and then, so that logs stay readable.
+
+    Parameters
+    ----------
+    total, done
+        Rounds of the run, and how many of them were done before.
+    shown
+        Whether to show anything.
+    unit, task
+        What is counted, and what the work is called.
+    few
+        Whether rounds are few and slow: then each gets a line of its own, on a terminal too.
     """
 
     def __init__(
-        self, total: int, done: int, shown: bool, label: str, unit: str = "round", task: str = "sampling"
+        self,
+        total: int,
+        done: int,
+        shown: bool,
+        *,
+        unit: str = "round",
+        task: str = "sampling",
+        few: bool = False,
     ):
-        self.total, self.start, self.shown, self.label = total, done, shown, label
+        self.total, self.start, self.shown, self.few = total, done, shown, few
         self.unit, self.task_name = unit, task
         self.began = self.last_line = time.monotonic()
         self.bar = self.task = None
 
     def __enter__(self) -> Progress:
-        if self.shown and sys.stderr.isatty():
+        if self.shown and not self.few and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
@@ -45,18 +62,23 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
 
-    def update(self, done: int, value: float) -> None:
-        """Show that ``done`` rounds are complete, with the energy, or ε so far, as ``value``."""
+    def update(self, done: int, note: str, total: int | None = None) -> None:
+        """Show that ``done`` rounds are complete, with a note; ``total`` where it has changed."""
         if not self.shown:
             return
+        self.total = self.total if total is None else total
         now = time.monotonic()
         rate = (done - self.start) / max(now - self.began, 1e-9)
-        note = f"{rate:,.0f} {self.unit}s/s, {self.label} {value:,.4g}"
+        left = (self.total - done) / max(rate, 1e-9)
+        if self.few:
+            rest = f"; at most {left:,.0f} s left" if done < self.total else ""
+            print(f"{self.unit} {done}: {note}{rest}", file=sys.stderr, flush=True)
+            return
+        note = f"{rate:,.0f} {self.unit}s/s, {note}"
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=done, note=note)
         elif now - self.last_line >= 10 or done == self.total:
             self.last_line = now
-            left = (self.total - done) / max(rate, 1e-9)
             task = "" if self.task_name == "sampling" else f"{self.task_name}: "
             print(
                 f"{task}{self.unit} {done:,} of {self.total:,}: {note}, {left:,.0f} s left",

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.errors import ConfigError
-from fald.gradients import choose_without_replacement
-from fald.keys import integers
+from fald.calculus.gradients import choose_without_replacement
+from fald.core.errors import ConfigError
+from fald.core.keys import integers
 
 Scheme = Literal["full", "with-replacement", "without-replacement"]
 

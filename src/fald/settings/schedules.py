@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fald.errors import ConfigError
+from fald.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

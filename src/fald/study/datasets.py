@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
-from fald.data import FederatedData
-from fald.errors import ConfigError, DataError
+from fald.core.errors import ConfigError, DataError
+from fald.problem.data import FederatedData
 
 if TYPE_CHECKING:
-    from fald.study import Study
+    from fald.study.schema import Study
 
 _BUNDLED = {"indo": "indo.toml"}
 
@@ -65,12 +65,14 @@ def study_path(name: str) -> Path:
     """Path of a bundled study file; its table, licence and codebook lie beside it."""
     if name not in _BUNDLED:
         raise ConfigError(f"no bundled study {name!r}", hint=f"there is: {', '.join(_BUNDLED)}")
-    return Path(str(resources.files("fald") / "bundled" / _BUNDLED[name]))
+    return Path(str(resources.files("fald.study") / "bundled" / _BUNDLED[name]))
 
 
 def load_bundled_study(name: str) -> Study:
     """A bundled study with its settings."""
-    from fald.study import load_study  # the study model costs start-up time that `import fald` need not pay
+    from fald.study.schema import (
+        load_study,  # the study model costs start-up time that `import fald` need not pay
+    )
 
     return load_study(study_path(name))
 

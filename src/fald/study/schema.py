@@ -11,24 +11,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from fald import models
-from fald.data import FederatedData, encode_features, read_table
-from fald.errors import ConfigError
-from fald.models.base import Model
-from fald.participation import Participation
-from fald.privacy.guard import Protection
-from fald.samplers.base import Method
-from fald.samplers.names import METHODS, by_name, takes
-from fald.schedules import paper_decay
-from fald.types import float_dtype
+from fald.core.errors import ConfigError
+from fald.core.types import float_dtype
+from fald.fewround.methods import FitMethod
+from fald.langevin.method import Method
+from fald.langevin.registry import METHODS, by_name, takes
+from fald.privacy.accountants import ACCOUNTANTS
+from fald.privacy.protection import Protection
+from fald.problem.data import FederatedData, encode_features, read_table
+from fald.problem.families import FAMILIES, check_options, options_of
+from fald.problem.model import Model
+from fald.settings.fald import RULES, NoiseScale, checked, method_settings
+from fald.settings.participation import Participation
+from fald.settings.schedules import paper_decay
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_FALD = ("local_steps", "step_size", "temperature", "correlation", "noise", "batch_size", "clip_norm")
 
 
 def _kebab(name: str) -> str:
@@ -70,21 +80,30 @@ class DataSection(_Section):
 
 
 class ModelSection(_Section):
-    """The regression: outcome family and priors."""
+    """The regression: outcome family and priors; ``options`` has those that only some families take."""
 
-    family: Literal["linear", "logistic", "poisson", "softmax"]
+    family: str
     prior_scale: Annotated[float, Field(gt=0)] = 2.5
     noise_scale: Annotated[float, Field(gt=0)] | None = None
     noise_prior_scale: Annotated[float, Field(gt=0)] = 5.0
     num_classes: Annotated[int, Field(ge=2)] | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _only_what_fits(self):
-        if (self.num_classes is not None) != (self.family == "softmax"):
-            raise ValueError("'num-classes' is needed for, and only for, family = \"softmax\"")
-        if self.family != "linear" and self.noise_scale is not None:
-            raise ValueError("'noise-scale' goes with family = \"linear\"")
+        try:
+            check_options(self.family, self.arguments())
+        except ConfigError as error:
+            raise ValueError(f"{error.message}; {error.hint}") from None
         return self
+
+    def arguments(self) -> dict[str, Any]:
+        """Options for the family."""
+        fields, known = ModelSection.model_fields, options_of(self.family)
+        values = {name: getattr(self, name) for name in fields if name not in ("family", "options")}
+        # written out studies have every key; a default says nothing that a family without it could mind
+        said = {n: v for n, v in values.items() if v is not None and (n in known or v != fields[n].default)}
+        return said | {name.replace("-", "_"): value for name, value in self.options.items()}
 
 
 class Decay(_Section):
@@ -95,26 +114,38 @@ class Decay(_Section):
 
 
 class SamplerSection(_Section):
-    """Settings of FA-LD, named as in ``fald.sample``."""
+    """Settings of FA-LD, named as in ``fald.sample`` and checked by the same rules."""
 
     method: str = "fa-ld"
-    num_rounds: Annotated[int, Field(ge=1, lt=2**31)]
-    local_steps: Annotated[int, Field(ge=1, lt=2**31)] = 1
-    step_size: Annotated[float, Field(gt=0)] | Decay | None = None
-    temperature: Annotated[float, Field(ge=0)] = 1.0
-    correlation: Annotated[float, Field(ge=0, le=1)] = 0.0
+    num_rounds: Annotated[int, Field(lt=2**31)]
+    local_steps: Annotated[int, Field(lt=2**31)] = 1
+    step_size: float | Decay | None = None
+    temperature: float = 1.0
+    correlation: float = 0.0
     participation: Literal["full", "with-replacement", "without-replacement"] = "full"
     num_participants: Annotated[int, Field(ge=1)] | None = None
     allow_unequal: bool = False
-    noise: Literal["realised", "paper"] = "realised"
-    batch_size: Annotated[int, Field(ge=1)] | None = None
-    clip_norm: Annotated[float, Field(gt=0)] | None = None
-    num_chains: Annotated[int, Field(ge=1)] = 4
-    num_warmup: Annotated[int, Field(ge=0)] = 0
-    thinning: Annotated[int, Field(ge=1)] = 1
+    noise: NoiseScale = "realised"
+    batch_size: int | None = None
+    clip_norm: float | None = None
+    num_chains: int = 4
+    num_warmup: int = 0
+    thinning: int = 1
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     precision: Literal["float32", "float64"] = "float32"
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator(*sorted(set(RULES) - {"sensitivity"}))
+    @classmethod
+    def _rule(cls, value: Any, info: ValidationInfo) -> Any:
+        name = str(info.field_name)
+        if isinstance(value, Decay) or (value is None and name == "step_size"):
+            return value
+        try:
+            return checked(name, value)
+        except ConfigError as error:
+            rule = error.message.removeprefix(f"{_kebab(name)} ").partition("; got")[0]
+            raise PydanticCustomError("rule", "{rule}", {"rule": rule}) from None
 
     @model_validator(mode="after")
     def _participants(self):
@@ -134,7 +165,7 @@ class SamplerSection(_Section):
         plain = {n: getattr(self, n) for n in ("num_rounds", "num_chains", "num_warmup", "thinning")}
         part = Participation(self.participation, self.num_participants, self.allow_unequal)
         if self.method == "fa-ld" and not self.options:
-            return {**plain, **self._settings(*_FALD), "participation": part}
+            return {**plain, **self._settings(*method_settings()), "participation": part}
         asked = part if "participation" in self.model_fields_set else None
         return {**plain, "method": self.build_method(), "participation": asked}
 
@@ -143,7 +174,7 @@ class SamplerSection(_Section):
         fields = SamplerSection.model_fields
         # written out studies have every key; a default says nothing that a method without it could mind
         known = takes(self.method) if self.method in METHODS else set()
-        said = [n for n in _FALD if n in known or getattr(self, n) != fields[n].default]
+        said = [n for n in method_settings() if n in known or getattr(self, n) != fields[n].default]
         given = self._settings(*[n for n in said if n in self.model_fields_set])
         return by_name(self.method, **given, **{k.replace("-", "_"): v for k, v in self.options.items()})
 
@@ -159,7 +190,7 @@ class FitSection(_Section):
 
     accuracy: Literal["high", "medium"] | Annotated[float, Field(ge=0.005, le=0.5)] = "high"
     max_rounds: Annotated[int, Field(ge=3, lt=2**31)] = 12
-    method: Literal["auto", "importance", "corrected", "langevin"] = "auto"
+    method: FitMethod = "auto"
     curvature: bool = True
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
@@ -196,7 +227,7 @@ class PrivacySection(_Section):
     delta: Annotated[float, Field(gt=0, lt=1)]
     max_epsilon: Annotated[float, Field(gt=0)] | None = None
     client_noise: Literal["entropy", "seeded"] = "entropy"
-    method: Literal["pld", "rdp"] = "pld"
+    method: Annotated[str, AfterValidator(lambda name: ACCOUNTANTS[name] and name)] = "pld"
 
 
 class Study(_Section):
@@ -302,17 +333,7 @@ class Study(_Section):
 def _built(section: str, names: tuple[str, ...], dtype: str) -> Model:
     """One model for one description and precision, so that what was compiled for it is found again."""
     m = ModelSection.model_validate(json.loads(section), by_name=True)
-    if m.family == "linear":
-        return models.linear_regression(
-            names,
-            noise_scale=m.noise_scale,
-            prior_scale=m.prior_scale,
-            noise_prior_scale=m.noise_prior_scale,
-        )
-    if m.family == "softmax":
-        return models.softmax_regression(names, m.num_classes or 0, prior_scale=m.prior_scale)
-    build = {"logistic": models.logistic_regression, "poisson": models.poisson_regression}[m.family]
-    return build(names, prior_scale=m.prior_scale)
+    return FAMILIES[m.family](names, **m.arguments())
 
 
 def load_study(path: str | Path, overrides: Iterable[str] = ()) -> Study:
@@ -433,64 +454,5 @@ def _explain(error: ValidationError, where: str) -> ConfigError:
     message = first["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     got = "" if isinstance(first["input"], dict) else f"; got {first['input']!r}"
-    return ConfigError(f"{key + ': ' if key else ''}{message}{got} ({where})")
-
-
-TEMPLATE = """\
-# A fald study. Paths start at the folder of this file.
-title = "My study"
-
-[data]
-# One CSV or Parquet file per site ...
-files = { "site-a" = "a.csv", "site-b" = "b.csv" }
-# ... or one table with a column that names the site:
-# file = "all.csv"
-# site = "hospital"
-target = "outcome"
-features = ["treatment", "age"]
-
-# Text columns need their levels; the first is the reference.
-# [data.categories]
-# treatment = ["placebo", "drug"]
-
-# Declared, not estimated: (x - center) / scale is used. Columns on similar scales sample faster.
-# [data.scaling]
-# age = { center = 50, scale = 10 }
-
-[model]
-family = "logistic"        # linear, logistic, poisson or softmax (with num-classes)
-prior-scale = 2.5          # coefficients ~ Normal(0, prior-scale)
-
-# Nothing to tune: "fald run" chooses a method that needs a handful of rounds. All keys may be left out.
-# [fit]
-# accuracy = "high"        # means and sds to 0.05 posterior sds; "medium": 0.1
-# max-rounds = 12
-# seed = 0
-
-# Plain FA-LD instead, in many rounds; "fald plan THIS-FILE --write" chooses the numbers.
-# [sampler]
-# num-rounds = 5000        # communication rounds, warm-up included
-# num-warmup = 1000        # rounds thrown away at the start
-# local-steps = 5          # steps each site takes between rounds; more means fewer rounds and more bias
-# step-size = 1e-4         # smaller means less bias and slower mixing
-# num-chains = 16
-# thinning = 10            # keep every 10th round
-# correlation = 0.0        # noise shared between sites, 0 to 1; 1 gives no privacy
-# participation = "full"   # or "with-replacement" / "without-replacement" with num-participants
-# batch-size = 64          # rows per gradient; left out: all rows
-# clip-norm = 1.0          # cut each row's gradient to this norm, as privacy accounting needs it
-# seed = 0
-# precision = "float32"    # or "float64"
-
-# A private run of plain FA-LD: client noise from the operating system, a budget that stops the run, a
-# statement. Needs [sampler].
-# [privacy]
-# delta = 1e-5             # well below one over the rows of a site
-# max-epsilon = 2.0        # stop before the round that would exceed it
-# client-noise = "entropy" # "seeded" is a simulation and protects nobody
-
-# For "fald run --federation": what to do about sites that do not answer. All keys may be left out.
-# [federation]
-# timeout = 60             # seconds
-# dropout = "retry"        # or "fail", or "reweight"
-"""
+    between = " " if first["type"] == "rule" else ": "  # then it is the same sentence as everywhere
+    return ConfigError(f"{key + between if key else ''}{message}{got} ({where})")

@@ -12,16 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.engines import tally
-from fald.engines.base import Failure, Problem, Records, RunState
-from fald.errors import ConfigError, FederationError
-from fald.federation.coordinator import Federation, Replies, check_arrays, check_finite, masked_sum
+from fald.core.errors import ConfigError, FederationError
+from fald.core.keys import Stream, chain_key, key_words, normals, stream_key
+from fald.core.types import PyTree, float_dtype
+from fald.federation.coordinator.sites import Federation, Replies, check_arrays, check_finite, masked_sum
 from fald.fewround.site import Answer, Request
-from fald.keys import Stream, chain_key, key_words, normals, stream_key
-from fald.participation import Drawn, draw, num_slots
-from fald.samplers.base import Method, Upload
-from fald.server import Server, drift
-from fald.types import PyTree, float_dtype
+from fald.langevin import costs as tally
+from fald.langevin.engine import Failure, Problem
+from fald.langevin.method import Method, Upload
+from fald.langevin.server import Server, drift
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
+from fald.runtime.records import Records, RunState
+from fald.settings.participation import Drawn, draw, num_slots
 
 Array = NDArray[Any]
 _SERVER_STREAMS = (Stream.SHARED_NOISE, Stream.SERVER_CHOICE)
@@ -125,7 +128,7 @@ class RemoteEngine:
     def init(self, problem: Problem, positions: jax.Array) -> RunState:
         """State of chains that start at ``positions``; what clients remember stays with them."""
         self._problem_fits(problem)
-        server = jax.vmap(problem.method.init_server)(positions)
+        server, _ = jax.vmap(problem.method.init)(positions)
         counters = tally.start(
             problem.method,
             problem.participation,
@@ -135,6 +138,10 @@ class RemoteEngine:
         )
         self._start = np.asarray(positions)
         return RunState(0, server, ((), counters))
+
+    def gather(self, method: Method, model: Model, data: FederatedData) -> dict[str, Any]:
+        """What the sites sent when the study was opened."""
+        return dict(self._federation.offers)
 
     def most_rounds(self, problem: Problem, state: RunState) -> int:
         """A few, so that progress is seen."""
@@ -152,8 +159,7 @@ class RemoteEngine:
         """Run rounds, one message each."""
         if not self._begun:
             start = {"start": self._start, "root": np.asarray(key_words(problem.rng_key))}
-            surrogates = self._federation.surrogates
-            self._federation.begin(start | ({} if surrogates is None else surrogates._asdict()))
+            self._federation.begin(start)
             self._begun = True
         self._saved = state.round
         kept: list[tuple[Any, ...]] = []
@@ -307,9 +313,11 @@ class RemoteEngine:
         f = self._federation
         if tuple(problem.data.names) != tuple(f.names):
             raise ConfigError("the data of the problem are not those of the federation")
-        if f.arrival_based and (problem.participation.scheme != "full" or not problem.method.sums):
+        if f.arrival_based and (
+            problem.participation.scheme != "full" or not problem.method.about.reveals.sums
+        ):
             raise ConfigError(
-                "first-replies and reweight need FA-LD with full participation",
+                "first-replies and reweight need full participation and a method whose uploads are summed",
                 hint="let the sites that answer in time be the participants",
             )
         if f.arrival_based and problem.secret_key is not None:
@@ -336,7 +344,8 @@ def _compile(problem: Problem, sizes: tuple[int, ...]) -> _Functions:
     chains = problem.num_chains
     offsets = jnp.asarray(np.concatenate([[0], np.cumsum(sizes)]), jnp.int32)
     secret = problem.rng_key if problem.secret_key is None else problem.secret_key
-    hyper = method.traced()
+    _, hyper = method.split()
+    about = method.about
 
     def keys(root):
         return jax.vmap(chain_key, (None, 0))(root, jnp.arange(chains))
@@ -350,7 +359,7 @@ def _compile(problem: Problem, sizes: tuple[int, ...]) -> _Functions:
 
     def topped_up(position, share, view: Server):
         """The noise that is missing, of one draw for all local steps."""
-        step: Any = getattr(method, "step_size", 0.0)
+        step: Any = about.step_size
         eta: Any = step(view.round * hyper["local_steps"]) if callable(step) else hyper.get("step_size", 0.0)
         scale = (
             2 * eta * hyper["temperature"] * hyper["local_steps"] * (1 - hyper["correlation"] ** 2) * share
@@ -362,7 +371,7 @@ def _compile(problem: Problem, sizes: tuple[int, ...]) -> _Functions:
         def update(state, own, weight, public, share):
             view = Server(*[stream_key(public, round_index, s) for s in _SERVER_STREAMS], round=round_index)
             state = method.server_update(hyper, state, own, weight, view)
-            return topped_up(state, share, view) if "correlation" in hyper and method.sums else state
+            return topped_up(state, share, view) if "correlation" in hyper and about.reveals.sums else state
 
         server = jax.vmap(update, in_axes=(0, 1, 0, 0, 0))(
             server, uploads, weights, keys(problem.rng_key), missing
@@ -377,7 +386,7 @@ def _compile(problem: Problem, sizes: tuple[int, ...]) -> _Functions:
 
 def _upload_shapes(problem: Problem, sizes: tuple[int, ...]) -> Upload:
     """Shapes of a site's upload, all chains in front."""
-    from fald.client import Rows, client_round, whole_client
+    from fald.langevin.client import Rows, client_round, whole_client
 
     method, model, chains = problem.method, problem.model, problem.num_chains
     real = float_dtype()
@@ -385,12 +394,13 @@ def _upload_shapes(problem: Problem, sizes: tuple[int, ...]) -> Upload:
     def one(rows_flat, position):
         rows = Rows(rows_flat, jnp.int32(0), jnp.int32(1), jnp.int32(sum(sizes)))
         key = jnp.zeros(2, jnp.uint32)
-        whole = None if method.batch_size is not None else whole_client(rows, 1, True)
-        message = method.broadcast(method.init_server(position))
+        whole = None if method.about.batch_size is not None else whole_client(rows, 1, True)
+        server, memory = method.init(position)
+        message = method.broadcast(server)
         return client_round(
             model,
             method,
-            method.traced(),
+            method.split()[1],
             rows,
             whole,
             (key, key),
@@ -398,7 +408,7 @@ def _upload_shapes(problem: Problem, sizes: tuple[int, ...]) -> Upload:
             jnp.ones((), real),
             jnp.int32(0),
             message,
-            method.init_client(position),
+            memory,
             all_rows_fn=lambda: whole_client(rows, 1, True),
             num_clients=len(sizes),
             scheme=problem.participation.scheme,

@@ -6,26 +6,23 @@ writes: ``rounds.jsonl`` as it goes, ``outcome.json`` at its end.
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import time
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fald import journal
-from fald.commands import check_folder, open_run
-from fald.console import Progress
-from fald.errors import ConfigError, ExitCode, FaldError, FederationError, Interrupted, StorageError
-from fald.federation.folder import SETTINGS
-from fald.federation.run import OUTCOME
-from fald.study import Study
+from fald.core.errors import ExitCode, FaldError, FederationError, Interrupted, StorageError
+from fald.federation.coordinator.run import OUTCOME
+from fald.federation.engines import Deployment, deployment_of
+from fald.runtime import journal
+from fald.runtime.progress import Progress
+from fald.study.folder import check_folder, open_run
+from fald.study.schema import Study
 
 if TYPE_CHECKING:
     import xarray as xr
 
-_ADAPTERS = {"nvflare": "fald.federation.nvflare.jobs", "flower": "fald.federation.flower.submit"}
 _LOOK = 0.2  # seconds between looks at the files
 _ASK = 5.0  # seconds between questions to the engine
 _OPENING = 330.0  # seconds a run may take before its first line
@@ -59,7 +56,7 @@ def run_on(
     Interrupted
         On Ctrl-C; the job is stopped, and what it had saved is kept.
     """
-    adapter = _adapter(federation)
+    adapter = deployment_of(federation)
     out = out.resolve()
     check_folder(out, resume)
     try:
@@ -81,22 +78,8 @@ def run_on(
     return open_run(out)[1]
 
 
-def _adapter(federation: Path) -> Any:
-    path = federation / SETTINGS
-    try:
-        engine = tomllib.loads(path.read_text(encoding="utf-8")).get("engine")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{federation} is not the folder of a federation",
-            hint="make one with: fald federation init NAME --sites a,b,c --host HOST",
-        ) from error
-    if engine not in _ADAPTERS:
-        raise ConfigError(f"{path}: engine must be {' or '.join(_ADAPTERS)}; got {engine!r}")
-    return importlib.import_module(_ADAPTERS[engine])
-
-
 def _follow(
-    adapter: Any, federation: Path, handle: str, study: Study, out: Path, progress: bool
+    adapter: Deployment, federation: Path, handle: str, study: Study, out: Path, progress: bool
 ) -> dict[str, Any]:
     """Show how the run goes until it has ended, or stops moving."""
     options = study.federation
@@ -105,7 +88,7 @@ def _follow(
     seen = time.time() - 1  # lines of an earlier part of a resumed run are no news
     began = moved = asked = time.monotonic()
     state = ""
-    with Progress(total or 1, 0, progress and total is not None, "energy") as display:
+    with Progress(total or 1, 0, progress and total is not None) as display:
         while True:
             if (out / OUTCOME).exists():
                 return json.loads((out / OUTCOME).read_text())
@@ -114,7 +97,7 @@ def _follow(
             for line in news:
                 seen, moved = line["time"], now
                 if total is not None:
-                    display.update(int(line["round"]), float(line.get("energy") or float("nan")))
+                    display.update(int(line["round"]), f"energy {line.get('energy') or float('nan'):,.4g}")
                 elif progress:
                     print(_told(line), file=sys.stderr, flush=True)
             limit = patience if moved > began else _OPENING + patience

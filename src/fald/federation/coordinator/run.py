@@ -8,13 +8,14 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fald.checkpoint import write_atomically
-from fald.commands import Remote, document, run_study
-from fald.errors import ExitCode, FaldError, Interrupted
-from fald.federation.coordinator import Federation
-from fald.federation.engine import RemoteEngine, RemoteExchange
+from fald.core.errors import ExitCode, FaldError, Interrupted
+from fald.core.files import write_atomically
+from fald.federation.coordinator.engine import RemoteEngine, RemoteExchange
+from fald.federation.coordinator.sites import Federation
 from fald.federation.link import Link
-from fald.study import Study, make_study
+from fald.results.kinds import kind_of
+from fald.study.run import Remote, run_study
+from fald.study.schema import Study, make_study
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -51,10 +52,11 @@ def run_federated(
             else {"engine": RemoteEngine(federation)}
         )
         view = "summed" if federation.secure else "server"
-        return Remote(federation.data, how, federation.about, view, federation.prepared)
+        return Remote(federation.data, how, federation.about, view)
 
     try:
-        return run_study(study, out, resume=resume, progress=progress, command=command, remote=remote)
+        run = run_study(study, out, resume=resume, progress=progress, command=command, remote=remote)
+        return run.tree
     finally:
         for federation in opened:
             with contextlib.suppress(FaldError):
@@ -82,7 +84,8 @@ def serve_job(link: Link, job: dict[str, Any]) -> int:
         tree = run_federated(
             study, link, out, resume=bool(job.get("resume")), command=str(job.get("command", ""))
         )
-        outcome = {"status": "done", "exit_code": 0, "verdict": document(tree).get("verdict")}
+        verdict = tree.attrs["verdict"] if kind_of(tree).certified else None
+        outcome = {"status": "done", "exit_code": 0, "verdict": verdict}
     except FaldError as error:
         status = "interrupted" if isinstance(error, Interrupted) else "failed"
         outcome = {

@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.data import FederatedData
-from fald.errors import ConfigError, FederationError, PolicyError
+from fald.core.errors import ConfigError, FederationError, PolicyError
+from fald.core.reveals import KINDS
+from fald.core.version import __version__
 from fald.federation import wire
 from fald.federation.link import Arrival, Link
-from fald.federation.secure import FEWEST_SITES, unmask_sum
-from fald.federation.site import PROTOCOL
-from fald.samplers.base import Method
-from fald.samplers.fsgld import FSGLD, Surrogates
-from fald.study import FederationSection, Study
-from fald.version import __version__
+from fald.federation.secure.session import FEWEST_SITES, unmask_sum
+from fald.federation.wire import PREPARED, PROTOCOL
+from fald.problem.data import FederatedData
+from fald.study.schema import FederationSection, Study
 
 Array = NDArray[Any]
 
@@ -81,23 +79,27 @@ class Federation:
         self.identities = self._greet()
         opened = self._open()
         self.data = _described(opened, study)
-        parts = [[m.arrays[key][0] for m in opened.values()] for key in Surrogates._fields if self._fsgld]
-        self.surrogates = Surrogates(*map(np.stack, parts)) if parts else None
+        self.offers = self._offered(opened)
         self.hellos = {name: m.values["hello"] for name, m in opened.items()}
         self.sizes = [int(n) for n in self.data.sizes]
 
-    @property
-    def _fsgld(self) -> bool:
-        return self.study.sampler is not None and self.study.sampler.method == "fsgld"
-
-    def prepared(self, method: Method) -> Method:
-        """A method with what the sites told of themselves beforehand."""
-        return replace(method, surrogates=self.surrogates) if isinstance(method, FSGLD) else method
+    def _offered(self, opened: Mapping[str, wire.Message]) -> dict[str, Array]:
+        """What the sites send before the first round: by name, sites in front."""
+        if self.study.sampler is None:
+            return {}
+        wanted = self.study.sampler.build_method().about.reveals.preparation
+        dim = self.study.build_model(self.data.features).dim
+        for site, message in opened.items():
+            for name, kind in wanted.items():
+                a = message.arrays.get(PREPARED + name)
+                if a is None or a.shape != (1, *(dim,) * KINDS[kind].axes) or not np.all(np.isfinite(a)):
+                    raise FederationError(f"site {site!r}: its preparation is not what the method declares")
+        return {n: np.concatenate([m.arrays[PREPARED + n] for m in opened.values()]) for n in wanted}
 
     def _choose_secure(self) -> bool:
         asked, few = self.options.secure_sum, len(self.names) < FEWEST_SITES
         sampler = self.study.sampler
-        sums = sampler is None or sampler.build_method().sums
+        sums = sampler is None or sampler.build_method().about.reveals.sums
         partial = sampler is not None and sampler.participation != "full"
         arrival = self.options.first_replies is not None or self.options.dropout == "reweight"
         obstacles = {
@@ -142,7 +144,7 @@ class Federation:
         return opened
 
     def begin(self, arrays: Mapping[str, Array] | None = None) -> None:
-        """Tell all sites of each other; ``arrays`` are what a method needs at the start."""
+        """Tell all sites of each other, and what they sent beforehand; ``arrays`` are where chains start."""
         values = {
             "names": self.names,
             "sizes": self.sizes,
@@ -150,7 +152,8 @@ class Federation:
             "identities": self.identities,
             **self._ids(),
         }
-        message = wire.pack("begin", values, arrays)
+        told = {PREPARED + name: a for name, a in self.offers.items()}
+        message = wire.pack("begin", values, {**(arrays or {}), **told})
         arrivals = self.link.send(dict.fromkeys(self.names, message), timeout=_OPENING)
         for name, arrival in arrivals.items():
             self._same(name, self._read(name, arrival, _SPARE_BYTES), {})

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fald.errors import NonFiniteError
+from fald.core.errors import NonFiniteError
 
 Words = NDArray[np.uint64]
 

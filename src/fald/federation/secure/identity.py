@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from fald.checkpoint import storage_error
-from fald.errors import ConfigError, SecureSumError
+from fald.core.errors import ConfigError, SecureSumError
+from fald.core.files import storage_error
 
 
 class Identity:

@@ -27,8 +27,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from numpy.typing import ArrayLike, NDArray
 
-from fald.errors import NonFiniteError, SecureSumError
-from fald.federation.fixed_point import (
+from fald.core.errors import NonFiniteError, SecureSumError
+from fald.federation.secure.fixed_point import (
     MOST_TERMS,
     Words,
     add,
@@ -38,7 +38,7 @@ from fald.federation.fixed_point import (
     subtract,
     total,
 )
-from fald.federation.identity import Identity, check_public, check_signature
+from fald.federation.secure.identity import Identity, check_public, check_signature
 
 __all__ = ["FEWEST_SITES", "Identity", "Session", "check_shares", "fixed_point_sum", "unmask_sum"]
 

@@ -15,13 +15,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fald.checkpoint import damaged, write_atomically
-from fald.errors import FederationError, PrivacyError
-from fald.federation.ledger import Ledger
+from fald.core.errors import FederationError, PrivacyError
+from fald.core.files import damaged, write_atomically
+from fald.federation.site.ledger import Ledger
+from fald.langevin.fald import FALD, private
 from fald.privacy import RunSettings, step_noise
 from fald.privacy.rounds import ClientLedger
-from fald.samplers import FALD
-from fald.study import PrivacySection, SamplerSection, Study
+from fald.settings.fald import Setting, method_settings
+from fald.settings.participation import full
+from fald.study.schema import PrivacySection, SamplerSection, Study
 
 _MORE = 100  # what is asked beyond the plan is charged by hundredths of it
 
@@ -167,18 +169,12 @@ def open_account(
     def cost(releases: int) -> float:
         if releases == 0:
             return 0.0
-        settings = RunSettings(
+        own = {name: getattr(method, name) for name in method_settings() if name != "step_size"}
+        settings = RunSettings.of(
+            Setting(step_size=_largest_step(method), participation=part or full(), **own),
+            sensitivity=sensitivity,
             sizes=list(sizes),
-            local_steps=method.local_steps,
             num_rounds=releases,
-            step_size=_largest_step(method),
-            temperature=method.temperature,
-            correlation=method.correlation,
-            batch_size=method.batch_size,
-            participation=part,
-            noise=method.noise,
-            clip_norm=method.clip_norm,
-            sensitivity=None if method.clip_norm is not None else sensitivity,
         )
         noise = step_noise(settings, view="summed" if summed else "server")
         # whoever asks knows that the site takes part: chance does not count
@@ -225,9 +221,7 @@ def private_parts(study: Study) -> tuple[PrivacySection, SamplerSection, FALD]:
             hint='use participation = "full" or "without-replacement"',
         )
     # the method as it will run: options of a study can set what its keys leave out
-    method = study.sampler.build_method().without_energy()
-    assert isinstance(method, FALD)
-    return study.privacy, study.sampler, method
+    return study.privacy, study.sampler, private(study.sampler.build_method())
 
 
 def check_weights(study: Study, sizes: Sequence[int], site: int, weights: ArrayLike) -> int:

@@ -11,16 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.checkpoint import pack, unpack, write_atomically
-from fald.client import Rows, client_round, whole_client
-from fald.data import FederatedData
-from fald.engines.compiler import options
-from fald.engines.inprocess import as_device
-from fald.errors import FederationError
-from fald.keys import chain_key
-from fald.models.base import Model
-from fald.samplers.base import Method, Upload
-from fald.types import PyTree, float_dtype
+from fald.core.errors import FederationError
+from fald.core.files import pack, unpack, write_atomically
+from fald.core.keys import chain_key
+from fald.core.reveals import check_upload
+from fald.core.types import PyTree, float_dtype
+from fald.langevin.client import Rows, client_round, whole_client
+from fald.langevin.inprocess import as_device
+from fald.langevin.method import Method, Upload
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
+from fald.runtime.compiler import options
 
 Array = NDArray[Any]
 
@@ -77,7 +78,7 @@ class LangevinSite:
         start: Array,
         folder: Path,
     ):
-        self._method, self._folder = method, folder
+        self._folder = folder
         self._roots = tuple(jnp.asarray(root, jnp.uint32) for root in roots)
         self._rows = Rows(
             jax.tree.map(as_device, rows.rows),
@@ -86,23 +87,30 @@ class LangevinSite:
             jnp.asarray(sum(sizes), jnp.int32),
         )
         self._client = jnp.asarray(client, jnp.int32)
+        skeleton, self._numbers = method.split()
         self._run = _compile(
-            model, method.skeleton(), scheme, sizes[client], len(sizes), len(start), str(float_dtype())
+            model, skeleton, scheme, sizes[client], len(sizes), len(start), str(float_dtype())
         )
         positions = jnp.asarray(start, float_dtype())
-        server = jax.eval_shape(jax.vmap(method.init_server), positions)
+        server, self._start = jax.vmap(method.init)(positions)
         self._message = jax.eval_shape(jax.vmap(method.broadcast), server)
-        self._chains = len(start)
-        self._start = jax.vmap(method.init_client)(positions)
+        self._chains, self._dim = len(start), model.dim
+        self._reveals = method.about.reveals
         self._memory: tuple[int, PyTree] | None = None
 
     def answer(self, task: Task) -> Upload:
-        """Work of one round: the upload, chains in front."""
+        """Work of one round: the upload, chains in front.
+
+        Raises
+        ------
+        PolicyError
+            If the upload is not what the method declares.
+        """
         message = self._read(task)
         memory = self._recall(task)
         upload, memory = self._run(
             self._rows,
-            self._method.traced(),
+            self._numbers,
             self._roots,
             self._client,
             jnp.asarray(task.round, jnp.int32),
@@ -110,8 +118,11 @@ class LangevinSite:
             message,
             memory,
         )
+        upload = jax.tree.map(np.asarray, upload)
+        sent = jax.tree.leaves(upload._replace(spent=()))
+        check_upload(self._reveals, sent, jax.tree.leaves(upload.spent), self._dim)
         self._keep(task, memory)
-        return jax.tree.map(np.asarray, upload)
+        return upload
 
     def _read(self, task: Task) -> PyTree:
         expected, structure = jax.tree.flatten(self._message)
@@ -164,7 +175,7 @@ def _compile(
         def all_rows():
             return whole_client(rows, size, True)
 
-        whole = None if method.batch_size is not None else all_rows()
+        whole = None if method.about.batch_size is not None else all_rows()
 
         def update(public, secret, weight, message, memory):
             upload, changed = client_round(

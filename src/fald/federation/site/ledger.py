@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fald.checkpoint import storage_error
-from fald.errors import ConfigError, PrivacyError, StorageError
+from fald.core.errors import ConfigError, PrivacyError, StorageError
+from fald.core.files import storage_error
 
 _ROUNDING = 1e-9
 
@@ -71,8 +71,8 @@ class Ledger:
     >>> ledger.reserve("study 2", 0.9, 2e-6, rounds=100)
     Traceback (most recent call last):
         ...
-    fald.errors.PrivacyError: the study would spend ε = 0.9 and δ = 2e-06; of the site's budget of ε = 2 and
-    δ = 1e-05 over all studies, ε = 0.8 and δ = 8e-06 are left
+    fald.core.errors.PrivacyError: the study would spend ε = 0.9 and δ = 2e-06; of the site's budget of ε = 2
+    and δ = 1e-05 over all studies, ε = 0.8 and δ = 8e-06 are left
       hint: ...
     """
 

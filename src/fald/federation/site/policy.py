@@ -12,18 +12,16 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fald.errors import ConfigError, PolicyError
-from fald.samplers import METHODS
-from fald.study import FitSection, ModelSection
+from fald.core.errors import ConfigError, PolicyError
+from fald.fewround.methods import FIT_METHODS
+from fald.langevin.registry import METHODS, reveals_of
+from fald.problem.families import FAMILIES
 
 FEW_ROWS = 5
-FAMILIES: tuple[str, ...] = get_args(ModelSection.model_fields["family"].annotation)
-CURVATURE_METHODS = ("fsgld", "consensus", "consensus-parametric", "laplace")
-FEW_ROUND_METHODS: tuple[str, ...] = get_args(FitSection.model_fields["method"].annotation)
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,9 @@ class Proposal:
         Rows of this site. Used at the site only.
     dim
         Number of parameters of the model.
+    sums, declared
+        Whether the server needs only sums of the uploads over sites, and whether the method says what it
+        sends.
     epsilon, delta
         The most that the whole study may spend of the privacy of this site's records; None where it sets no
         limit, or has no privacy.
@@ -67,6 +68,8 @@ class Proposal:
     dim: int = 0
     epsilon: float | None = None
     delta: float | None = None
+    sums: bool = True
+    declared: bool = True
 
     @property
     def private(self) -> bool:
@@ -117,7 +120,7 @@ class Policy(_Section):
     >>> policy.check(asked)
     Traceback (most recent call last):
         ...
-    fald.errors.PolicyError: the site refuses the study: the model 'linear' (allowed-models);
+    fald.core.errors.PolicyError: the site refuses the study: the model 'linear' (allowed-models);
     5000 rounds, more than 100 (max-rounds)
       hint: change the study, or ask the site to change its policy
     """
@@ -135,7 +138,7 @@ class Policy(_Section):
     @field_validator("allowed_models", "allowed_methods")
     @classmethod
     def _known_names(cls, names: list[str] | None, info: Any) -> list[str] | None:
-        known = FAMILIES if info.field_name == "allowed_models" else (*FEW_ROUND_METHODS, *METHODS)
+        known = tuple(FAMILIES) if info.field_name == "allowed_models" else (*FIT_METHODS, *METHODS)
         for name in names or []:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
@@ -194,15 +197,22 @@ class Policy(_Section):
     def _allows_method(self, method: str) -> bool:
         allowed = set(self.allowed_methods or ())
         if "auto" in allowed:
-            allowed |= set(FEW_ROUND_METHODS)
+            allowed |= set(FIT_METHODS)
         # "auto" may choose any of the others
-        return method in allowed or (method == "auto" and set(FEW_ROUND_METHODS) - {"auto"} <= allowed)
+        return method in allowed or (method == "auto" and set(FIT_METHODS) - {"auto"} <= allowed)
 
     def _refused_uploads(self, task: Proposal) -> list[str]:
         found = []
         if task.rows < self.minimum_rows:
             found.append("it has fewer rows than it wants to have to take part (minimum-rows)")
-        if (task.curvature or task.method in CURVATURE_METHODS) and not self.curvature:
+        if not task.declared:
+            found.append(f"the method {task.method!r}, which does not declare what it sends (reveals)")
+        if task.secure_sum and not task.sums:
+            found.append(
+                f"a secure sum of the uploads of {task.method!r}, which are more than sums (secure-sum)"
+            )
+        declared = not task.few_round and task.method in METHODS and reveals_of(task.method).curvature
+        if (task.curvature or declared) and not self.curvature:
             found.append("second derivatives over its rows (curvature)")
         if not task.secure_sum and not self.unsummed:
             found.append("uploads that do not go through a secure sum (unsummed)")

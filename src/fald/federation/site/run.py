@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,24 +12,26 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.checkpoint import write_atomically
-from fald.data import FederatedData
-from fald.errors import FederationError, PolicyError
+from fald.calculus.sums import Site, make_site
+from fald.core.errors import FederationError, PolicyError
+from fald.core.files import write_atomically
+from fald.core.reveals import check_preparation, shows_curvature
 from fald.federation import wire
-from fald.federation.account import Account, check_weights, open_account
-from fald.federation.langevin import LangevinSite, Task
-from fald.federation.ledger import Ledger
-from fald.federation.policy import Policy
-from fald.federation.secure import Identity, Session, check_shares
-from fald.fewround.evaluate import Site, make_site
-from fald.fewround.site import answer, expand
-from fald.models.base import Model
-from fald.privacy.guard import bounded_sensitivity
-from fald.samplers.fsgld import FSGLD, Surrogates
-from fald.study import Study
+from fald.federation.secure.session import Identity, Session, check_shares
+from fald.federation.site.account import Account, check_weights, open_account
+from fald.federation.site.langevin import LangevinSite, Task
+from fald.federation.site.ledger import Ledger
+from fald.federation.site.policy import Policy
+from fald.federation.wire import PREPARED
+from fald.fewround.methods import requests_of
+from fald.fewround.site import ANSWERS, answer, asked, check_answer, expand
+from fald.langevin.fald import private
+from fald.privacy.protection import bounded_sensitivity
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
+from fald.study.schema import Study
 
 Array = NDArray[Any]
-_CURVATURE = ("hessian", "hessians", "precision", "square", "leverage")
 
 
 class Owner(NamedTuple):
@@ -58,6 +59,8 @@ class SiteRun:
     def __init__(self, site: Owner, folder: Path, about: dict[str, Any], study: Study, data: FederatedData):
         self.site, self.folder, self.about, self.study, self.data = site, folder, about, study, data
         self.model: Model = study.build_model(data.features)
+        # of a method that is carried out in rounds of its own; requests are declared one by one
+        self.reveals = None if study.sampler is None else study.sampler.build_method().about.reveals
         self.hello: dict[str, str] = {}
         self._session: Session | None = None
         self._rows: Site | None = None
@@ -90,8 +93,8 @@ class SiteRun:
         self.about |= {"names": names, "sizes": sizes}
         if "start" in arrays:
             self.about |= {"start": arrays["start"].tolist(), "root": arrays["root"].tolist()}
-        if "precision" in arrays:
-            self.about["surrogates"] = [arrays["precision"].tolist(), arrays["linear"].tolist()]
+        if self.reveals is not None:
+            self.about["prepared"] = self._prepared(arrays, len(names))
         if self.study.privacy is not None:
             self._open_account().begin()
         self._save()
@@ -111,6 +114,30 @@ class SiteRun:
                 summed=self.about["secure"],
             )
         return self._account
+
+    def offer(self) -> dict[str, Array]:
+        """What this site sends before the first round, if its method has such a preparation."""
+        if self.reveals is None or not self.reveals.preparation:
+            return {}
+        method = self.study.require_any_sampler().build_method()
+        found = {name: np.asarray(a) for name, a in method.offer(self.model, self.data).items()}
+        check_preparation(self.reveals, found, self.model.dim)
+        return {f"{PREPARED}{name}": a for name, a in found.items()}
+
+    def _prepared(self, arrays: Mapping[str, Array], count: int) -> dict[str, Any]:
+        """What all sites sent, as the coordinator passes it on: by name, sites in front."""
+        assert self.reveals is not None
+        given = {n.removeprefix(PREPARED): a for n, a in arrays.items() if n.startswith(PREPARED)}
+        try:
+            check_preparation(self.reveals, given, self.model.dim)
+            fits = all(len(a) == count for a in given.values())
+        except PolicyError:
+            fits = False
+        if not fits:
+            raise FederationError(
+                "what the coordinator says of all sites' preparation does not fit the study"
+            )
+        return {name: a.tolist() for name, a in given.items()}
 
     @property
     def _place(self) -> int:
@@ -155,9 +182,13 @@ class SiteRun:
             raise FederationError("the study that was agreed on takes no such requests")
         if self._rows is None:
             self._rows = make_site(self.model, self.data.rows, self.site.name)
+        allowed = requests_of(self.study.fit.method, self.study.fit.curvature)
+        odd = [kind for kind in asked(message.arrays) if kind not in allowed]
+        if odd:
+            raise PolicyError(f"the study's method declares no request for {ANSWERS[odd[0]].says}")
         found = answer(self._rows, expand(message.arrays))
-        shown = [name for name in found if name.rpartition("_")[2] in _CURVATURE]
-        if shown and not self.site.policy.curvature:
+        kinds = check_answer(found, self.model.dim)
+        if shows_curvature(kinds) and not self.site.policy.curvature:
             raise PolicyError(
                 "curvature may not leave it (curvature of its policy)",
                 hint="set curvature = false in [fit] of the study",
@@ -212,12 +243,11 @@ class SiteRun:
 
     def _prepare(self) -> LangevinSite:
         sampler = self.study.require_any_sampler()
-        method = sampler.build_method()
-        if isinstance(method, FSGLD):
-            method = replace(method, surrogates=Surrogates(*map(np.asarray, self.about["surrogates"])))
-        method = method.prepare(self.model, self.data.elsewhere(self.about["names"], self.about["sizes"]))
+        everybody = self.data.elsewhere(self.about["names"], self.about["sizes"])
+        answers = {name: np.asarray(a) for name, a in self.about["prepared"].items()}
+        method = sampler.build_method().prepare(self.model, everybody, answers)
         if self.study.privacy is not None:
-            method = method.without_energy()
+            method = private(method)
         root = np.asarray(self.about["root"], np.uint32)
         entropy = self.study.privacy is not None and self.study.privacy.client_noise == "entropy"
         own = np.frombuffer(bytes.fromhex(self.about["secret"]), np.uint32) if entropy else root

@@ -22,10 +22,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.checkpoint import write_atomically
-from fald.commands import set_precision
-from fald.data import FederatedData
-from fald.errors import (
+from fald.core.errors import (
     ConfigError,
     FaldError,
     FederationError,
@@ -34,20 +31,24 @@ from fald.errors import (
     PrivacyError,
     SecureSumError,
 )
+from fald.core.files import write_atomically
+from fald.core.reveals import shows_curvature
+from fald.core.version import __version__
 from fald.federation import wire
-from fald.federation.account import private_parts
-from fald.federation.policy import Policy, Proposal, read_policy
-from fald.federation.secure import Identity
-from fald.federation.site_run import Last, Owner, SiteRun
-from fald.samplers.fsgld import FSGLD, fit_surrogates
-from fald.sampling import check_model
-from fald.study import Study, make_study
-from fald.version import __version__
+from fald.federation.secure.session import Identity
+from fald.federation.site.account import private_parts
+from fald.federation.site.policy import Policy, Proposal, read_policy
+from fald.federation.site.run import Last, Owner, SiteRun
+from fald.federation.wire import PROTOCOL
+from fald.fewround.methods import requests_of
+from fald.fewround.site import answer_kinds
+from fald.langevin.sampling import check_model
+from fald.problem.data import FederatedData
+from fald.study.precision import set_precision
+from fald.study.schema import Study, make_study
 
 Array = NDArray[Any]
-PROTOCOL = 1
 _ID = re.compile(r"[0-9a-f]{16}")
-_SEND_CURVATURE = ("laplace", "consensus", "consensus-parametric", "fsgld")
 # whose words never come from rows
 _TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError, NonFiniteError)
 
@@ -186,9 +187,9 @@ class SiteWorker:
         model = study.build_model(data.features)
         check_model(model, data)
         proposal = _proposal(study, bool(v["secure"]), data.num_rows, model.dim)
-        self.policy.check(proposal)
         if study.privacy is not None:
             private_parts(study)  # before anything leaves
+        self.policy.check(proposal)
         folder = self._folder(ids[0])
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         known = _read_json(folder / "run.json")
@@ -215,9 +216,7 @@ class SiteWorker:
         self._note(run=ids[0], round=0, warnings=warnings)
         told = {"rows": data.num_rows, "features": list(data.features), "hello": run.hello}
         types = {f"row_{i}": np.zeros((0, *a.shape[1:]), a.dtype) for i, a in enumerate(_leaves(data))}
-        if study.sampler is not None and isinstance(study.sampler.build_method(), FSGLD):
-            types |= fit_surrogates(model, data)._asdict()
-        return told, types
+        return told, types | run.offer()
 
     def _begin(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
         """Take the frozen sizes and, for a secure sum, the other sites' keys."""
@@ -259,7 +258,7 @@ class SiteWorker:
         return replace(data, part=True)
 
     def _read_table(self, study: Study) -> FederatedData:
-        from fald.data import read_table
+        from fald.problem.data import read_table
 
         if self.settings.data is None:
             raise FederationError("no table was given to this site", hint="fald federation join --data FILE")
@@ -340,12 +339,19 @@ def _remote_study(tree: Mapping[str, Any]) -> Study:
 
 def _proposal(study: Study, secure: bool, rows: int, dim: int) -> Proposal:
     s = study.sampler
+    if s is None:
+        kinds, sums, declared = answer_kinds(requests_of(study.fit.method, study.fit.curvature)), True, True
+    else:
+        reveals = s.build_method().about.reveals
+        kinds, sums, declared = reveals.kinds, reveals.sums, reveals.declared
     return Proposal(
         columns=(study.data.target, *study.data.features),
         family=study.model.family,
         method=study.fit.method if s is None else s.method,
         few_round=s is None,
-        curvature=study.fit.curvature if s is None else s.method in _SEND_CURVATURE,
+        curvature=shows_curvature(kinds),
+        sums=sums,
+        declared=declared,
         secure_sum=secure,
         rounds=study.fit.max_rounds if s is None else s.num_rounds,
         chains=1 if s is None else s.num_chains,

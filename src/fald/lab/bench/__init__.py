@@ -4,6 +4,6 @@ Contenders of one workload take turns in one run, so that a busy machine slows a
 ratios, not the times.
 """
 
-from fald.bench.runner import WORKLOADS, run
+from fald.lab.bench.runner import WORKLOADS, run
 
 __all__ = ["WORKLOADS", "run"]

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fald
-from fald import samplers
-from fald.bench.timing import Case, Contender, Goal, times_faster
+from fald.lab import methods as samplers
+from fald.lab.bench.timing import Case, Contender, Goal, times_faster
 
 _CLIENTS, _ROWS, _FEATURES, _CHAINS = 20, 100, 49, 256
 _STEP, _STEPS = 1e-4, 5

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import fald
-from fald import samplers
-from fald.bench.timing import Case, Contender, Goal, fastest, times_faster
-from fald.engines import Problem
+from fald.lab import methods as samplers
+from fald.lab.bench.timing import Case, Contender, Goal, fastest, times_faster
+from fald.langevin.engines import Problem
 
 _CLIENTS, _ROWS, _PIXELS, _CLASSES, _BATCH, _STEPS = 10, 6000, 784, 10, 200, 50
 _HIDDEN = 100
@@ -87,7 +87,7 @@ def _rounds(model: fald.Model, x: np.ndarray, y: np.ndarray, count: int) -> Call
 
 
 def _torch_contenders(x, y, steps) -> tuple[dict[str, Contender], dict[str, Contender]]:
-    from fald.bench import torch_loops
+    from fald.lab.bench import torch_loops
 
     clients = torch_loops.tensors(x, y, _CLIENTS)
     shapes = {

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.engines.compiler import options
-from fald.keys import normals
+from fald.core.keys import normals
+from fald.runtime.compiler import options
 
 _SIZE = 1024
 _NORMALS = (15_000, 2)

@@ -1,6 +1,6 @@
 """Ragged clients, 1,000 and 100,000 of them: 50 a round, K = 10, batches of 20.
 
-``python -m fald.bench.many 100000`` prints how much memory a run holds, in multiples of its rows.
+``python -m fald.lab.bench.many 100000`` prints how much memory a run holds, in multiples of its rows.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import fald
-from fald import samplers
-from fald.bench.timing import Case, Contender, Goal
-from fald.engines import Problem
+from fald.lab import methods as samplers
+from fald.lab.bench.timing import Case, Contender, Goal
+from fald.langevin.engines import Problem
 
 _FEATURES, _CLASSES, _PER_CLIENT = 100, 10, 40
 _SLOTS, _STEPS, _BATCH = 50, 10, 20
@@ -62,7 +62,7 @@ def cases(quick: bool) -> list[Case]:
         f"{count:,} clients": Contender(_rounds(federation(count), rounds), rounds) for count in (few, many)
     }
     # in a process of its own: memory that others have given back would hide it
-    command = [sys.executable, "-m", "fald.bench.many", str(many)]
+    command = [sys.executable, "-m", "fald.lab.bench.many", str(many)]
     held = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     def growth(field: str):

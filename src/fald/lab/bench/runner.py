@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fald.bench.timing import Case, Timing, interleave
-from fald.checkpoint import write_atomically
-from fald.errors import ConfigError
-from fald.samplers.base import check_count
-from fald.version import __version__
+from fald.core.checks import check_count
+from fald.core.errors import ConfigError
+from fald.core.files import write_atomically
+from fald.core.version import __version__
+from fald.lab.bench.timing import Case, Timing, interleave
 
 WORKLOADS = {
     "simulation": "A: Gaussian simulation, step by step and composed",
@@ -74,7 +74,7 @@ def run(
         "version": __version__,
         "quick": quick,
         "machine": _machine(),
-        "limits": importlib.import_module("fald.bench.limits").limits(),
+        "limits": importlib.import_module("fald.lab.bench.limits").limits(),
         "cases": [],
         "scaling": [],
     }
@@ -82,7 +82,7 @@ def run(
     last = _last(out / "history.jsonl", document)
     for name in names or WORKLOADS:
         say(f"{name}: {WORKLOADS[name]}")
-        module = importlib.import_module(f"fald.bench.{name}")
+        module = importlib.import_module(f"fald.lab.bench.{name}")
         count = repeats or (2 if quick else _REPEATS[name])
         if name == "scaling":
             document["scaling"] = module.measure(count)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fald
-from fald import samplers
-from fald.engines import Problem
+from fald.lab import methods as samplers
+from fald.langevin.engines import Problem
 
 # so much work that clients are visited on threads everywhere; smaller rounds cost less than these lines say
 _USUAL = {"local_steps": 20, "participants": 20, "batch": 100, "features": 200}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 import fald
-from fald import samplers
-from fald.bench.limits import normals_alone
-from fald.bench.timing import Case, Contender, Goal, times_faster
+from fald.lab import methods as samplers
+from fald.lab.bench.limits import normals_alone
+from fald.lab.bench.timing import Case, Contender, Goal, times_faster
 
 _RUNS, _CLIENTS, _ROWS = 300, 50, 1000.0
 _STEP = 1e-7

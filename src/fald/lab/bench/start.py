@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fald.bench.timing import Case, Contender, Goal
+from fald.lab.bench.timing import Case, Contender, Goal
 
 _COMPILE = """
 import sys, jax, numpy as np, fald
-from fald.cli import _use_compilation_cache
+from fald.cli.main import _use_compilation_cache
 if sys.argv[1] == "cached": _use_compilation_cache()
 data = fald.datasets.load("indo")
 model = fald.models.logistic_regression(list(data.features))

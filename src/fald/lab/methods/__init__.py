@@ -1,21 +1,21 @@
 """Methods by name; each is data plus pure functions that any engine can run."""
 
-from fald.samplers.base import Method, Spent, Upload
-from fald.samplers.composed import composed
-from fald.samplers.consensus import consensus, consensus_parametric
-from fald.samplers.de_sgld import de_sgld
-from fald.samplers.dsgld import dsgld
-from fald.samplers.elf import elf
-from fald.samplers.fald import FALD, fald, fedavg, sgld
-from fald.samplers.fedpa import fedpa
-from fald.samplers.fsgld import Surrogates, fit_surrogates, fsgld
-from fald.samplers.laplace import laplace
-from fald.samplers.marina import marina
-from fald.samplers.names import METHODS, by_name
-from fald.samplers.qlsd import qlsd
-from fald.samplers.qlsd_plus import qlsd_plus
-from fald.samplers.scaffold import scaffold
-from fald.samplers.vr_fald import vr_fald
+from fald.lab.methods.composed import composed
+from fald.lab.methods.consensus import consensus, consensus_parametric
+from fald.lab.methods.de_sgld import de_sgld
+from fald.lab.methods.dsgld import dsgld
+from fald.lab.methods.elf import elf
+from fald.lab.methods.fedpa import fedpa
+from fald.lab.methods.fsgld import Surrogates, fit_surrogates, fsgld
+from fald.lab.methods.laplace import laplace
+from fald.lab.methods.marina import marina
+from fald.lab.methods.qlsd import qlsd
+from fald.lab.methods.qlsd_plus import qlsd_plus
+from fald.lab.methods.scaffold import scaffold
+from fald.lab.methods.vr_fald import vr_fald
+from fald.langevin.fald import FALD, fald, fedavg, sgld
+from fald.langevin.method import Method, Spent, Upload
+from fald.langevin.registry import METHODS, by_name
 
 __all__ = [
     "FALD",

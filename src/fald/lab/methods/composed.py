@@ -12,7 +12,6 @@ A round costs the same whatever K and however many rows there are.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -20,16 +19,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.client import Local
-from fald.data import FederatedData
-from fald.errors import ConfigError, DataError
-from fald.keys import normals
-from fald.models.base import Model
-from fald.noise import NoiseScale, own_variance
-from fald.samplers.base import Spent, Upload, check_dim, numbers_as_bytes
-from fald.samplers.fald import FALD, fald, variant
-from fald.samplers.fsgld import likelihood_derivatives, prior_derivatives
-from fald.types import PyTree, float_dtype, sum_last
+from fald.core.errors import ConfigError, DataError
+from fald.core.keys import normals
+from fald.core.reveals import Reveals
+from fald.core.types import PyTree, float_dtype, sum_last
+from fald.lab.methods.fsgld import likelihood_derivatives, prior_derivatives
+from fald.langevin.client import Local
+from fald.langevin.fald import FALD, fald, variant
+from fald.langevin.method import Answers, Cost, Spent, Upload, check_dim, digest, numbers_as_bytes
+from fald.langevin.noise import NoiseScale, own_variance
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
 
 _MOST_SHARED = 2000  # numbers of all clients together, where one noise moves all of them
 _QUADRATIC = 1e-6
@@ -62,39 +62,38 @@ class Composed(FALD):
 
     quadratics: Quadratics | None = field(default=None, compare=False)
 
-    def traced(self) -> dict[str, Any]:
-        """Those of FA-LD, and what a round does to each client."""
+    reveals = Reveals(preparation={"hessians": "hessian", "centers": "mode", "least": "value"})
+
+    def split(self) -> tuple[Self, dict[str, Any]]:
+        """As FA-LD, with what a round does to each client among the numbers."""
         if self.quadratics is None:
-            raise ConfigError("composed has no energies yet", hint="prepare(model, data) finds them")
+            raise ConfigError("composed has no energies yet", hint="clients offer them beforehand")
+        skeleton, numbers = super().split()
         moves = _compose(self, self.quadratics)
         arrays = _Moves(*[jnp.asarray(part, float_dtype()) for part in moves])
-        return {**super().traced(), "moves": arrays}
-
-    def skeleton(self) -> Self:
-        """Without the energies."""
-        return replace(super().skeleton(), quadratics=None)
+        return replace(skeleton, quadratics=None), {**numbers, "moves": arrays}
 
     def settings(self) -> dict[str, Any]:
         """Settings as plain values; the energies by a short hash."""
-        if self.quadratics is None:
-            return super().settings()
-        digest = hashlib.sha256()
-        for part in self.quadratics:
-            digest.update(np.ascontiguousarray(np.asarray(part, np.float32)).data)
-        return {**super().settings(), "energies": digest.hexdigest()[:16]}
+        told = {} if self.quadratics is None else {"energies": digest(self.quadratics)}
+        return {**super().settings(), **told}
 
-    def prepare(self, model: Model, data: FederatedData) -> Self:
-        """Find the quadratic energies; ``DataError`` if they are not quadratic."""
+    def offer(self, model: Model, data: FederatedData) -> dict[str, Any]:
+        """The quadratic energies of clients; ``DataError`` if they are not quadratic."""
         check_dim(self.name, model.dim)
-        return replace(self, quadratics=find_quadratics(model, data))
+        if data.part:  # a client's energy depends on how many rows all clients have
+            raise DataError("composed rounds need the rows of all clients in one process")
+        return find_quadratics(model, data)._asdict()
 
-    def fixed_cost(self, dim: int) -> Spent:
-        """A position each way; no gradient."""
-        return Spent(1, numbers_as_bytes(dim), numbers_as_bytes(dim))
+    def prepare(self, model: Model, data: FederatedData, answers: Answers) -> Self:
+        """Take the energies."""
+        check_dim(self.name, model.dim)
+        return replace(self, quadratics=Quadratics(**answers))
 
-    def setup_cost(self, dim: int) -> Spent:
-        """One gradient and one Hessian on all rows, where the client is."""
-        return Spent(full_gradients=1 + dim)
+    def cost(self, dim: int) -> Cost:
+        """A position each way and no gradient; before that a gradient and a Hessian on all rows."""
+        each = Spent(1, numbers_as_bytes(dim), numbers_as_bytes(dim))
+        return Cost(each, Spent(full_gradients=1 + dim))
 
     def client_update(self, hyper, local: Local, message: PyTree, memory: PyTree):
         """One draw of where K local steps end."""

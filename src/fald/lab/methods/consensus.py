@@ -23,13 +23,15 @@ from typing import NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from fald.client import Local
-from fald.data import FederatedData
-from fald.errors import ConfigError
-from fald.keys import normals
-from fald.models.base import Model
-from fald.samplers.base import Peer, Spent, Upload, check_count, check_dim, numbers_as_bytes, triangle
-from fald.server import Server
+from fald.core.checks import check_count
+from fald.core.errors import ConfigError
+from fald.core.keys import normals
+from fald.core.reveals import Reveals
+from fald.langevin.client import Local
+from fald.langevin.method import Answers, Peer, Spent, Upload, check_dim, numbers_as_bytes, triangle
+from fald.langevin.server import Server
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
 
 
 class _Memory(NamedTuple):
@@ -54,12 +56,10 @@ class Consensus(Peer):
     parametric: bool = False
     name: str = "consensus"
 
-    @property
-    def client_steps(self) -> bool:
-        """Local chains follow their client's energy."""
-        return True
+    reveals = Reveals(("position", "value", "precision", "shift"))
+    client_steps = True
 
-    def prepare(self, model: Model, data: FederatedData) -> Self:
+    def prepare(self, model: Model, data: FederatedData, answers: Answers) -> Self:
         """Check that the covariance can be sent and estimated."""
         check_dim(self.name, model.dim)
         if self.num_fit < 20 * model.dim:
@@ -70,13 +70,10 @@ class Consensus(Peer):
             )
         return self
 
-    def init_server(self, position: jax.Array) -> _State:
-        """Nothing known yet."""
-        return _State(position, position, jnp.eye(position.shape[0], dtype=position.dtype))
-
-    def init_client(self, position: jax.Array) -> _Memory:
-        """The local chain, and no fit yet."""
-        return _Memory(position, position, jnp.eye(position.shape[0], dtype=position.dtype))
+    def init(self, position: jax.Array) -> tuple[_State, _Memory]:
+        """Nothing known yet; the local chain, and no fit yet."""
+        unit = jnp.eye(position.shape[0], dtype=position.dtype)
+        return _State(position, position, unit), _Memory(position, position, unit)
 
     def broadcast(self, state: _State) -> jax.Array:
         """Only the start is ever used."""

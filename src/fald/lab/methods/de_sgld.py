@@ -19,13 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.client import Local
-from fald.data import FederatedData
-from fald.errors import ConfigError
-from fald.keys import normals
-from fald.models.base import Model
-from fald.samplers.base import Peer, Spent, Upload, numbers_as_bytes
-from fald.server import Server
+from fald.core.errors import ConfigError
+from fald.core.keys import normals
+from fald.core.reveals import Reveals
+from fald.langevin.client import Local
+from fald.langevin.method import Answers, Peer, Spent, Upload, numbers_as_bytes
+from fald.langevin.server import Server
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
 
 Graph = Literal["ring", "complete", "star"]
 
@@ -67,13 +68,15 @@ class DESGLD(Peer):
     num_nodes: int = 0
     name: str = "de-sgld"
 
-    def prepare(self, model: Model, data: FederatedData) -> Self:
+    reveals = Reveals()
+
+    def prepare(self, model: Model, data: FederatedData, answers: Answers) -> Self:
         """Every client is a node."""
         return replace(self, num_nodes=data.num_clients)
 
-    def init_server(self, position: jax.Array) -> jax.Array:
+    def init(self, position: jax.Array) -> tuple[jax.Array, tuple[()]]:
         """Positions of all nodes; the engine carries them, no node sees more than its neighbours'."""
-        return jnp.broadcast_to(position, (self.num_nodes, *position.shape))
+        return jnp.broadcast_to(position, (self.num_nodes, *position.shape)), ()
 
     def position(self, state: jax.Array) -> jax.Array:
         """The mean of the nodes."""

@@ -13,25 +13,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fald.errors import ConfigError
-from fald.participation import Participation, with_replacement
-from fald.samplers.fald import FALD, fald, variant
-from fald.types import StepSize
+from fald.core.reveals import Reveals
+from fald.core.types import StepSize
+from fald.langevin.fald import FALD, fald, variant
+from fald.settings.participation import with_replacement
 
 
 @dataclass(frozen=True)
 class DSGLD(FALD):
     """The method; made by ``dsgld``."""
 
-    def participation(self, asked: Participation | None) -> Participation:
-        """One client a round, with probability p_c."""
-        visits = with_replacement(1)
-        if asked is not None and asked != visits:
-            raise ConfigError(
-                f"{self.name} visits one client a round, drawn by its share of the rows; got {asked}",
-                hint="leave participation out",
-            )
-        return visits
+    reveals = Reveals()  # of one client a round: a sum over it would hide nothing
+    participation = with_replacement(1)  # with probability p_c
 
 
 def dsgld(
@@ -46,7 +39,7 @@ def dsgld(
 
     Examples
     --------
-    >>> dsgld(local_steps=10, step_size=1e-3).participation(None).num_participants
+    >>> dsgld(local_steps=10, step_size=1e-3).participation.num_participants
     1
     """
     made = fald(

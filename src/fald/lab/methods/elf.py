@@ -14,10 +14,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fald.client import Local
-from fald.compressors import Compressor, TopK, send, top_k
-from fald.samplers.base import Peer, Spent, Upload
-from fald.server import Server, average, diffusion
+from fald.core.reveals import Reveals
+from fald.langevin.client import Local
+from fald.langevin.compressors import Compressor, TopK, send, top_k
+from fald.langevin.method import Peer, Spent, Upload
+from fald.langevin.server import Server, average, diffusion
 
 
 class _State(NamedTuple):
@@ -34,13 +35,12 @@ class Elf(Peer):
     compressor: Compressor = field(default_factory=TopK)
     name: str = "elf"
 
-    def init_server(self, position: jax.Array) -> _State:
-        """Clients know the start."""
-        return _State(position, position, jnp.zeros_like(position), jnp.zeros((), jnp.int32))
+    reveals = Reveals(("quantised", "value", "quantised"))
 
-    def init_client(self, position: jax.Array) -> jax.Array:
-        """g_c."""
-        return jnp.zeros_like(position)
+    def init(self, position: jax.Array) -> tuple[_State, jax.Array]:
+        """Clients know the start; each keeps g_c."""
+        zero = jnp.zeros_like(position)
+        return _State(position, position, zero, jnp.zeros((), jnp.int32)), zero
 
     def client_update(self, hyper, local: Local, message: _State, memory: jax.Array):
         """What the server does not know of the gradient, compressed."""

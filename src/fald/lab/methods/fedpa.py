@@ -13,17 +13,17 @@ ICLR 2021.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from fald.client import Local
-from fald.participation import Participation, full
-from fald.samplers.base import Peer, Spent, Upload, check_count, check_number, numbers_as_bytes
-from fald.server import Server, average
+from fald.core.checks import check_count, check_positive
+from fald.core.reveals import Reveals
+from fald.langevin.client import Local
+from fald.langevin.method import Cost, Peer, Spent, Upload, numbers_as_bytes
+from fald.langevin.server import Server, average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,9 @@ class FedPA(Peer):
     server_step: float = 0.5
     name: str = "fedpa"
 
+    reveals = Reveals(sums=True)
+    participation = "any"
+    client_steps = True  # local chains follow their client's energy
     _numbers: ClassVar[tuple[str, ...]] = ("step_size", "temperature", "shrinkage", "server_step")
 
     @property
@@ -44,19 +47,10 @@ class FedPA(Peer):
         """Always."""
         return True
 
-    @property
-    def client_steps(self) -> bool:
-        """Local chains follow their client's energy."""
-        return True
-
-    def participation(self, asked: Participation | None) -> Participation:
-        """Any; all clients unless asked otherwise."""
-        return full() if asked is None else asked
-
-    def fixed_cost(self, dim: int) -> Spent:
+    def cost(self, dim: int) -> Cost:
         """A position down, Δ up, and the gradients of the local run."""
         gradients = self.num_burn + self.num_samples * self.local_steps
-        return Spent(1, numbers_as_bytes(dim), numbers_as_bytes(dim), gradients)
+        return Cost(Spent(1, numbers_as_bytes(dim), numbers_as_bytes(dim), gradients))
 
     def client_update(self, hyper, local: Local, message: jax.Array, memory: tuple[()]):
         """Local SGD, its samples, and the move that they propose."""
@@ -79,11 +73,6 @@ class FedPA(Peer):
         _, samples = jax.lax.scan(one_sample, burnt, jnp.arange(self.num_samples))
         move = _shrunk_solve(samples, message - samples.mean(0), hyper["shrinkage"])
         return Upload(message - hyper["server_step"] * move, local.energy(message, 0)), memory
-
-    @property
-    def sums(self) -> bool:
-        """Yes: the server averages positions."""
-        return type(self) is FedPA
 
     def server_update(self, hyper, state: jax.Array, uploads: Upload, weights: jax.Array, server: Server):
         """The average of the proposed moves."""
@@ -140,6 +129,6 @@ def fedpa(
         local_steps=check_count("local-steps", local_steps, 1),
         num_burn=check_count("num-burn", num_burn, 0),
         num_samples=check_count("num-samples", num_samples, 1),
-        shrinkage=check_number("shrinkage", shrinkage, 5e-324, math.inf, "a number > 0"),
-        server_step=check_number("server-step", server_step, 5e-324, math.inf, "a number > 0"),
+        shrinkage=check_positive("shrinkage", shrinkage),
+        server_step=check_positive("server-step", server_step),
     )

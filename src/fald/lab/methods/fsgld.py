@@ -11,7 +11,6 @@ UAI 2021.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -21,14 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fald.client import Local
-from fald.data import FederatedData
-from fald.errors import ConfigError, DataError
-from fald.models.base import Model
-from fald.samplers.base import Spent, check_dim, numbers_as_bytes, triangle
-from fald.samplers.dsgld import DSGLD, dsgld
-from fald.samplers.fald import variant
-from fald.types import PyTree, StepSize, float_dtype
+from fald.core.errors import ConfigError, DataError
+from fald.core.reveals import Reveals
+from fald.core.types import PyTree, StepSize, float_dtype
+from fald.lab.methods.dsgld import DSGLD, dsgld
+from fald.langevin.client import Local
+from fald.langevin.fald import variant
+from fald.langevin.method import Answers, Cost, Spent, check_dim, digest, numbers_as_bytes, triangle
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
 
 _ROWS_TOGETHER = 1024
 _NEWTON_STEPS = 50
@@ -63,30 +63,29 @@ class FSGLD(DSGLD):
 
     surrogates: Surrogates | None = field(default=None, compare=False)
 
-    def traced(self) -> dict[str, Any]:
-        """Those of FA-LD, and the surrogates."""
+    reveals = Reveals(preparation={"precision": "precision", "linear": "shift"})
+
+    def split(self) -> tuple[Self, dict[str, Any]]:
+        """As FA-LD, with the surrogates among the numbers."""
         if self.surrogates is None:
             raise ConfigError("fsgld has no surrogates yet", hint="fit_surrogates(model, data) makes them")
+        skeleton, numbers = super().split()
         arrays = Surrogates(*[jnp.asarray(np.asarray(part), float_dtype()) for part in self.surrogates])
-        return {**super().traced(), "surrogates": arrays}
-
-    def skeleton(self) -> Self:
-        """Without the surrogates."""
-        return replace(super().skeleton(), surrogates=None)
+        return replace(skeleton, surrogates=None), {**numbers, "surrogates": arrays}
 
     def settings(self) -> dict[str, Any]:
         """Settings as plain values; surrogates by a short hash."""
-        if self.surrogates is None:
-            return super().settings()
-        digest = hashlib.sha256()
-        for part in self.surrogates:
-            digest.update(np.ascontiguousarray(np.asarray(part, np.float32)).data)
-        return {**super().settings(), "surrogates": digest.hexdigest()[:16]}
+        told = {} if self.surrogates is None else {"surrogates": digest(self.surrogates)}
+        return {**super().settings(), **told}
 
-    def prepare(self, model: Model, data: FederatedData) -> Self:
-        """Fit the surrogates, unless they were given."""
+    def offer(self, model: Model, data: FederatedData) -> dict[str, Any]:
+        """A surrogate of each client, fitted to its own rows; nothing where surrogates were given."""
+        return fit_surrogates(model, data)._asdict() if self.surrogates is None else {}
+
+    def prepare(self, model: Model, data: FederatedData, answers: Answers) -> Self:
+        """Take the surrogates that clients have fitted, unless others were given."""
         check_dim(self.name, model.dim)
-        made = fit_surrogates(model, data) if self.surrogates is None else self.surrogates
+        made = Surrogates(**answers) if self.surrogates is None else self.surrogates
         wanted = (data.num_clients, model.dim)
         if np.shape(made.linear) != wanted or np.shape(made.precision) != (*wanted, model.dim):
             raise DataError(
@@ -95,10 +94,10 @@ class FSGLD(DSGLD):
             )
         return replace(self, surrogates=made)
 
-    def setup_cost(self, dim: int) -> Spent:
+    def cost(self, dim: int) -> Cost:
         """A surrogate up, their product down; the gradients of local fits are not counted."""
         sent = numbers_as_bytes(dim + triangle(dim))
-        return Spent(1, sent, sent)
+        return super().cost(dim)._replace(setup=Spent(1, sent, sent))
 
     def client_update(self, hyper, local: Local, message: PyTree, memory: PyTree):
         """K corrected steps."""

@@ -13,12 +13,14 @@ from typing import ClassVar, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 
-from fald.client import Local
-from fald.data import FederatedData
-from fald.keys import normals
-from fald.models.base import Model
-from fald.samplers.base import Peer, Spent, Upload, check_count, check_dim, numbers_as_bytes, triangle
-from fald.server import Server, average
+from fald.core.checks import check_count
+from fald.core.keys import normals
+from fald.core.reveals import Reveals
+from fald.langevin.client import Local
+from fald.langevin.method import Answers, Peer, Spent, Upload, check_dim, numbers_as_bytes, triangle
+from fald.langevin.server import Server, average
+from fald.problem.data import FederatedData
+from fald.problem.model import Model
 
 
 class _State(NamedTuple):
@@ -39,6 +41,7 @@ class Laplace(Peer):
     newton_rounds: int = 20
     name: str = "laplace"
 
+    reveals = Reveals(("point", "value", "gradient", "hessian"))
     _numbers: ClassVar[tuple[str, ...]] = ("temperature",)
 
     @property
@@ -46,7 +49,7 @@ class Laplace(Peer):
         """Newton's method comes first."""
         return self.newton_rounds
 
-    def prepare(self, model: Model, data: FederatedData) -> Self:
+    def prepare(self, model: Model, data: FederatedData, answers: Answers) -> Self:
         """Check that Hessians can be sent."""
         check_dim(self.name, model.dim)
         return self
@@ -55,12 +58,12 @@ class Laplace(Peer):
         """There is no step size."""
         return {k: v for k, v in super().settings().items() if k not in ("step_size", "batch_size")}
 
-    def init_server(self, position: jax.Array) -> _State:
+    def init(self, position: jax.Array) -> tuple[_State, tuple[()]]:
         """Ask at the start."""
         zero = jnp.zeros_like(position)
         root = jnp.zeros((*position.shape, *position.shape), position.dtype)
         most = jnp.asarray(jnp.finfo(position.dtype).max, position.dtype)
-        return _State(position, position, position, most, zero, jnp.ones((), position.dtype), root)
+        return _State(position, position, position, most, zero, jnp.ones((), position.dtype), root), ()
 
     def broadcast(self, state: _State) -> jax.Array:
         """The point to look at."""

@@ -14,11 +14,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fald.client import Local
-from fald.compressors import Compressor, qsgd, send
-from fald.keys import uniforms
-from fald.samplers.base import Peer, Spent, Upload, check_probability, numbers_as_bytes
-from fald.server import Server, average, diffusion
+from fald.core.checks import check_probability
+from fald.core.keys import uniforms
+from fald.core.reveals import Reveals
+from fald.langevin.client import Local
+from fald.langevin.compressors import Compressor, qsgd, send
+from fald.langevin.method import Peer, Spent, Upload, numbers_as_bytes
+from fald.langevin.server import Server, average, diffusion
 
 
 class _State(NamedTuple):
@@ -35,15 +37,13 @@ class Marina(Peer):
     probability: float = 0.2
     name: str = "marina"
 
+    reveals = Reveals(("position", "value", "gradient"))
     _numbers = ("step_size", "temperature", "probability")
 
-    def init_server(self, position: jax.Array) -> _State:
-        """Ask for whole gradients first."""
-        return _State(position, jnp.zeros_like(position), jnp.ones((), bool))
-
-    def init_client(self, position: jax.Array) -> jax.Array:
-        """The last gradient."""
-        return jnp.zeros_like(position)
+    def init(self, position: jax.Array) -> tuple[_State, jax.Array]:
+        """Ask for whole gradients first; a client keeps its last gradient."""
+        zero = jnp.zeros_like(position)
+        return _State(position, zero, jnp.ones((), bool)), zero
 
     def client_update(self, hyper, local: Local, message: _State, memory: jax.Array):
         """The gradient, whole or as a compressed difference to the last one."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import jax
 
-from fald.client import Local
-from fald.compressors import Compressor, qsgd, send
-from fald.participation import Participation, full
-from fald.samplers.base import Peer, Spent, Upload, numbers_as_bytes
-from fald.server import Server, average, diffusion
+from fald.core.reveals import Reveals
+from fald.langevin.client import Local
+from fald.langevin.compressors import Compressor, qsgd, send
+from fald.langevin.method import Peer, Spent, Upload, numbers_as_bytes
+from fald.langevin.server import Server, average, diffusion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,8 @@ class QLSD(Peer):
     compressor: Compressor = field(default_factory=Compressor)
     name: str = "qlsd"
 
-    def participation(self, asked: Participation | None) -> Participation:
-        """Any; all clients unless asked otherwise."""
-        return full() if asked is None else asked
+    reveals = Reveals(("quantised", "value"), sums=True)
+    participation = "any"
 
     def client_update(self, hyper, local: Local, message: jax.Array, memory: tuple[()]):
         """The compressed gradient, weighed so that participants stand for all clients."""
@@ -39,11 +38,6 @@ class QLSD(Peer):
         spent = Spent(1, sent, numbers_as_bytes(message.shape[0]), 1)
         where = message - hyper["step_size"] * moved
         return Upload(where, local.energy(message, 0), spent=spent), memory
-
-    @property
-    def sums(self) -> bool:
-        """Yes: the server averages positions."""
-        return type(self) is QLSD
 
     def server_update(self, hyper, state: jax.Array, uploads: Upload, weights: jax.Array, server: Server):
         """The average of the clients' moves, and the noise."""

@@ -16,11 +16,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fald.client import Local
-from fald.compressors import Compressor, qsgd, send
-from fald.participation import Participation, full
-from fald.samplers.base import Peer, Spent, Upload, check_count, numbers_as_bytes
-from fald.server import Server, diffusion, total
+from fald.core.checks import check_count
+from fald.core.reveals import Reveals
+from fald.langevin.client import Local
+from fald.langevin.compressors import Compressor, qsgd, send
+from fald.langevin.method import Peer, Spent, Upload, numbers_as_bytes
+from fald.langevin.server import Server, diffusion, total
 
 
 class _State(NamedTuple):
@@ -43,23 +44,14 @@ class QLSDPlus(Peer):
     refresh: int = 100
     name: str = "qlsd++"
 
-    @property
-    def needs_all_rows(self) -> bool:
-        """For exact gradients between the stochastic ones."""
-        return True
+    reveals = Reveals(("quantised", "value", "quantised", "quantised"))
+    participation = "any"
+    all_rows = True  # for exact gradients between the stochastic ones
 
-    def participation(self, asked: Participation | None) -> Participation:
-        """Any; all clients unless asked otherwise."""
-        return full() if asked is None else asked
-
-    def init_server(self, position: jax.Array) -> _State:
-        """No memory yet."""
-        return _State(position, jnp.zeros_like(position))
-
-    def init_client(self, position: jax.Array) -> _Memory:
-        """No memory and no reference."""
+    def init(self, position: jax.Array) -> tuple[_State, _Memory]:
+        """No memory yet, and no reference."""
         zero = jnp.zeros_like(position)
-        return _Memory(zero, zero, zero, jnp.full((), -1, jnp.int32))
+        return _State(position, zero), _Memory(zero, zero, zero, jnp.full((), -1, jnp.int32))
 
     def broadcast(self, state: _State) -> jax.Array:
         """The position travels."""

@@ -16,19 +16,20 @@ Reference: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD", ICML 2
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fald.client import Local
-from fald.errors import ConfigError
-from fald.noise import NoiseScale
-from fald.participation import Participation
-from fald.samplers.base import Spent, Upload, numbers_as_bytes, only_full
-from fald.samplers.fald import FALD, fald, variant
-from fald.server import Server, average, total
+from fald.core.errors import ConfigError
+from fald.core.reveals import Reveals
+from fald.langevin.client import Local
+from fald.langevin.fald import FALD, fald, variant
+from fald.langevin.method import Cost, Spent, Upload, numbers_as_bytes
+from fald.langevin.noise import NoiseScale
+from fald.langevin.server import Server, average, total
 
 
 class _State(NamedTuple):
@@ -41,30 +42,18 @@ class _State(NamedTuple):
 class ScaffoldI(FALD):
     """Option I; made by ``scaffold``."""
 
-    @property
-    def needs_all_rows(self) -> bool:
-        """For exact gradients between the stochastic ones."""
-        return True
+    reveals = Reveals(("position", "value", "gradient"))
+    all_rows = True  # for exact gradients between the stochastic ones
+    participation = "full"  # h̄ is a sum over all clients
 
-    def participation(self, asked: Participation | None) -> Participation:
-        """All clients: h̄ is a sum over them."""
-        return only_full(self.name, asked)
-
-    def fixed_cost(self, dim: int) -> Spent | None:
+    def cost(self, dim: int) -> Cost:
         """Uploads say it: rounds of gradients and rounds of steps differ."""
-        return None
+        return Cost()
 
-    def init_server(self, position: jax.Array) -> _State:
-        """Ask for gradients first."""
-        return _State(position, jnp.zeros_like(position), jnp.zeros((), bool))
-
-    def init_client(self, position: jax.Array) -> jax.Array:
-        """h_c."""
-        return jnp.zeros_like(position)
-
-    def position(self, state: _State) -> jax.Array:
-        """The last average."""
-        return state.position
+    def init(self, position: jax.Array) -> tuple[_State, jax.Array]:
+        """Ask for gradients first; a client keeps h_c."""
+        zero = jnp.zeros_like(position)
+        return _State(position, zero, jnp.zeros((), bool)), zero
 
     def client_update(self, hyper, local: Local, message: _State, memory: jax.Array):
         """The gradient at the broadcast position, or K corrected steps."""
@@ -88,21 +77,16 @@ class ScaffoldI(FALD):
 class ScaffoldII(FALD):
     """Option II; made by ``scaffold``."""
 
-    def fixed_cost(self, dim: int) -> Spent:
+    reveals = Reveals(("position", "value", "gradient"))
+
+    def cost(self, dim: int) -> Cost:
         """θ and h̄ down, β^c up: the server can work out h_c from it."""
-        return Spent(1, numbers_as_bytes(dim), numbers_as_bytes(2 * dim), self.local_steps)
+        return Cost(Spent(1, numbers_as_bytes(dim), numbers_as_bytes(2 * dim), self.local_steps))
 
-    def init_server(self, position: jax.Array) -> _State:
-        """Controls start at zero."""
-        return _State(position, jnp.zeros_like(position), jnp.ones((), bool))
-
-    def init_client(self, position: jax.Array) -> jax.Array:
-        """h_c."""
-        return jnp.zeros_like(position)
-
-    def position(self, state: _State) -> jax.Array:
-        """The last average."""
-        return state.position
+    def init(self, position: jax.Array) -> tuple[_State, jax.Array]:
+        """Controls start at zero; a client keeps h_c."""
+        zero = jnp.zeros_like(position)
+        return _State(position, zero, jnp.ones((), bool)), zero
 
     def client_update(self, hyper, local: Local, message: _State, memory: jax.Array):
         """K corrected steps; what they moved is the next control."""
@@ -162,3 +146,7 @@ def scaffold(
         name=f"scaffold-{option}",
     )
     return variant(ScaffoldI if option == 1 else ScaffoldII, made)
+
+
+scaffold_1 = functools.partial(scaffold, option=1)
+scaffold_2 = functools.partial(scaffold, option=2)

@@ -20,11 +20,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fald.client import Local
-from fald.keys import uniforms
-from fald.noise import injected, langevin_steps
-from fald.samplers.base import Peer, Spent, Upload, check_number, check_probability, numbers_as_bytes
-from fald.server import Server, average
+from fald.core.checks import check_number, check_probability
+from fald.core.keys import uniforms
+from fald.core.reveals import Reveals
+from fald.langevin.client import Local
+from fald.langevin.method import Peer, Spent, Upload, numbers_as_bytes
+from fald.langevin.noise import injected, langevin_steps
+from fald.langevin.server import Server, average
 
 _MOST_STEPS = 1_000_000
 
@@ -50,19 +52,14 @@ class VRFALD(Peer):
 
     _numbers = ("step_size", "temperature", "sync", "refresh", "correlation")
 
-    @property
-    def needs_all_rows(self) -> bool:
-        """For exact gradients between the stochastic ones."""
-        return True
+    reveals = Reveals(("position", "value", "gradient"))
+    all_rows = True  # for exact gradients between the stochastic ones
 
-    def init_server(self, position: jax.Array) -> _State:
-        """Ask for gradients at the start."""
+    def init(self, position: jax.Array) -> tuple[_State, jax.Array]:
+        """Ask for gradients at the start; a client keeps X_c."""
         yes, no = jnp.ones((), bool), jnp.zeros((), bool)
-        return _State(position, position, jnp.zeros_like(position), jnp.ones((), jnp.int32), yes, yes, no)
-
-    def init_client(self, position: jax.Array) -> jax.Array:
-        """X_c."""
-        return position
+        zero, one = jnp.zeros_like(position), jnp.ones((), jnp.int32)
+        return _State(position, position, zero, one, yes, yes, no), position
 
     def client_update(self, hyper, local: Local, message: _State, memory: jax.Array):
         """Steps up to the next event, or the gradient at the new Y."""
@@ -160,5 +157,5 @@ def vr_fald(
         batch_size=batch_size,
         sync=check_probability("sync", sync),
         refresh=check_probability("refresh", refresh),
-        correlation=check_number("correlation", correlation, 0, 1, "between 0 and 1"),
+        correlation=check_number("correlation", correlation, 0, 1, rule="between 0 and 1"),
     )

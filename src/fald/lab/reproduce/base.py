@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from fald.console import Progress
-from fald.errors import ConfigError
+from fald.core.errors import ConfigError
+from fald.runtime.progress import Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,14 +61,15 @@ class Run:
 
     def begin(self, total: int, label: str) -> Meter:
         """A display of the progress of this panel."""
-        return Meter(Progress(max(1, int(total)), 0, self.progress, label, "local step", self.name))
+        display = Progress(max(1, int(total)), 0, self.progress, unit="local step", task=self.name)
+        return Meter(display, label)
 
 
 class Meter:
     """Counts local steps for a progress display; threads may share it."""
 
-    def __init__(self, display: Progress):
-        self.display, self.done, self._lock = display, 0, threading.Lock()
+    def __init__(self, display: Progress, label: str):
+        self.display, self.label, self.done, self._lock = display, label, 0, threading.Lock()
 
     def __enter__(self) -> Meter:
         self.display.__enter__()
@@ -83,7 +84,7 @@ class Meter:
             return
         with self._lock:
             self.done += int(steps)
-            self.display.update(self.done, value)
+            self.display.update(self.done, f"{self.label} {value:,.4g}")
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _short(value: Any) -> str:
 
 
 def _read(name: str) -> dict[str, Any]:
-    path = resources.files("fald.reproduce") / "settings" / f"{name}.toml"
+    path = resources.files("fald.lab.reproduce") / "settings" / f"{name}.toml"
     if not path.is_file():
         raise ConfigError(f"no experiment {name!r}")
     settings = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fald import datasets
-from fald.reproduce import plots
-from fald.reproduce.base import Meter, Outcome, Run, Table, Verdict, frame
-from fald.reproduce.images import (
+from fald.lab.reproduce import plots
+from fald.lab.reproduce.base import Meter, Outcome, Run, Table, Verdict, frame
+from fald.lab.reproduce.images import (
     Chain,
     chain_settings,
     each_chain,
@@ -20,7 +19,8 @@ from fald.reproduce.images import (
     rows,
     tune,
 )
-from fald.reproduce.scores import auroc, entropy, scores
+from fald.lab.reproduce.scores import auroc, entropy, scores
+from fald.study import datasets
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

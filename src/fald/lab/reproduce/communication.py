@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.data import FederatedData
-from fald.datasets import load_bundled_study
-from fald.engines.base import Problem
-from fald.engines.inprocess import InProcess
-from fald.models import Model, logistic_regression
-from fald.participation import full
-from fald.reproduce import plots
-from fald.reproduce.base import Meter, Outcome, Run, Table, Verdict, frame, joined
-from fald.samplers import fald
+from fald.lab.reproduce import plots
+from fald.lab.reproduce.base import Meter, Outcome, Run, Table, Verdict, frame, joined
+from fald.langevin.engine import Problem
+from fald.langevin.fald import fald
+from fald.langevin.inprocess import InProcess
+from fald.problem.data import FederatedData
+from fald.problem.models import Model, logistic_regression
+from fald.settings.participation import full
+from fald.study.datasets import load_bundled_study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fald import gaussian
-from fald.reproduce import plots
-from fald.reproduce import simulations as sim
-from fald.reproduce.base import Outcome, Run, Table, Verdict, frame, joined
-from fald.reproduce.simulations import Gaussians
+from fald.lab.reproduce import plots
+from fald.lab.reproduce import simulations as sim
+from fald.lab.reproduce.base import Outcome, Run, Table, Verdict, frame, joined
+from fald.lab.reproduce.simulations import Gaussians
+from fald.theory import gaussian
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fald.reproduce import plots
-from fald.reproduce.base import Outcome, Run, Table, Verdict, frame, joined
-from fald.reproduce.images import Chain, chain_settings, run_chains, tune
+from fald.lab.reproduce import plots
+from fald.lab.reproduce.base import Outcome, Run, Table, Verdict, frame, joined
+from fald.lab.reproduce.images import Chain, chain_settings, run_chains, tune
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,12 +37,14 @@ def measure(run: Run) -> Outcome:
     parts = []
     for chain, found in zip(chains, run_chains(run, chains, "energy")):
         part = frame(found)
-        part = part[part["warmup"] == (warmup if s["warmed-up"] else 0)]
         who = {"set": chain.data, "local_steps": chain.local_steps, "step_size": chain.step_size}
         parts.append(part.assign(**who, seed=chain.seed))
     columns = ["set", "local_steps", "step_size", "seed", "warmup", "round", *_MEASURES]
-    table = joined(parts)[columns]
+    both = joined(parts)[columns]
+    table = both[both["warmup"] == (warmup if s["warmed-up"] else 0)].reset_index(drop=True)
     verdicts = [judge(table, claim) for claim in s["claims"] if claim["set"] in s["sets"]]
+    if s["warmed-up"]:
+        verdicts += shifts(both[both["warmup"] == 0], table)
     return Outcome(table, verdicts, {"tuned": tuned})
 
 
@@ -66,7 +69,9 @@ def judge(table: Table, claim: Mapping[str, Any]) -> Verdict:
     if "at-least" in claim:
         found = f"{values[best].mean():.4f} at K = {best}"
         return Verdict.of(
-            f"{where}: the best K reaches {claim['at-least']}", found, bool(means[best] >= claim["at-least"])
+            f"{where}: the best K reaches {claim['at-least']}, our mark",
+            found,
+            bool(means[best] >= claim["at-least"]),
         )
     if "best" in claim:
         among = [K for K in claim["best"] if K in values]
@@ -98,6 +103,53 @@ def judge(table: Table, claim: Mapping[str, Any]) -> Verdict:
     return Verdict.of(
         f"{where}: K = {K} is the worst of all K", said, None if abs(gap) <= limits else gap > 0
     )
+
+
+def shifts(from_start: Table, warmed_up: Table) -> list[Verdict]:
+    """Whether the best K depends on the measure, and on the warm-up, on any of the sets.
+
+    It does if each of two ways of scoring has a best K of its own that beats the other's by more than its 95%
+    limits.
+    """
+    ways = {"all samples": from_start, "after the warm-up": warmed_up}
+    sets = list(dict.fromkeys(warmed_up["set"]))
+    by_measure, by_warmup, best = [], [], []
+    for data in sets:
+        scores = {
+            (way, name): (1 if name == "accuracy" else -1) * at_the_end(table, data, name)
+            for way, table in ways.items()
+            for name in _MEASURES
+        }
+        for (way, name), values in scores.items():
+            best.append(f"{_NAMES[data]}, {_MEASURES[name]}, {way}: {values.mean().idxmax()}")
+        for (a, first), (b, second) in combinations(scores.items(), 2):
+            kinds = by_measure if a[0] == b[0] else by_warmup if a[1] == b[1] else None
+            if kinds is not None:
+                kinds.append(_moved(first, second))
+    said = f"best K: {'; '.join(best)}"
+    claims = {
+        "The best K depends on the measure": by_measure,
+        "The best K depends on the warm-up": by_warmup,
+    }
+    return [
+        Verdict.of(
+            claim,
+            f"{said}. Beyond 95% limits over seeds it moves in {sum(found)} of {len(found)} comparisons",
+            True if any(found) else None,
+        )
+        for claim, found in claims.items()
+    ]
+
+
+def _moved(first: Table, second: Table) -> bool:
+    """Whether the best K by the first scores and the best by the second surely differ, each by its scores."""
+    a, b = first.mean().idxmax(), second.mean().idxmax()
+    return _surely(first[a] - first[b]) and _surely(second[b] - second[a])
+
+
+def _surely(differences: Table) -> bool:
+    gap, limits = _difference(differences)
+    return gap > limits
 
 
 def _value(values: Table, K: int) -> str:

@@ -16,17 +16,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald import datasets, partition
-from fald.checkpoint import write_atomically
-from fald.engines.base import Problem
-from fald.engines.inprocess import InProcess
-from fald.models import Model, softmax_regression, takes_rows
-from fald.participation import full
-from fald.reproduce.base import Meter, Run
-from fald.reproduce.scores import scores
-from fald.samplers import fald
-from fald.types import float_dtype
-from fald.version import __version__
+from fald.core.files import write_atomically
+from fald.core.types import float_dtype
+from fald.core.version import __version__
+from fald.lab.reproduce.base import Meter, Run
+from fald.lab.reproduce.scores import scores
+from fald.langevin.engine import Problem
+from fald.langevin.fald import fald
+from fald.langevin.inprocess import InProcess
+from fald.problem import partition
+from fald.problem.models import Model, softmax_regression, takes_rows
+from fald.settings.participation import full
+from fald.study import datasets
 
 _WORKERS = 2
 _STEPS_AT_ONCE = 300  # local steps of one call to the engine, about a second

@@ -1,6 +1,6 @@
 """The page about all experiments, made from their stored outputs and from nothing else.
 
-``python -m fald.reproduce.page RESULTS DOCS`` copies records, points and figures of a results folder into
+``python -m fald.lab.reproduce.page RESULTS DOCS`` copies records, points and figures of a results folder into
 ``DOCS/reproduction`` and writes ``DOCS/reproduction.md``.
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fald.checkpoint import write_atomically
-from fald.errors import StorageError
-from fald.reproduce.images import at_the_edge
-from fald.reproduce.panels import PANELS
+from fald.core.errors import StorageError
+from fald.core.files import write_atomically
+from fald.lab.reproduce.images import at_the_edge
+from fald.lab.reproduce.panels import PANELS
 
 _HEAD = """\
 # The paper's experiments
@@ -27,7 +27,7 @@ that command, which lie beside it; numbers, verdicts and figures are theirs.
 ```sh
 fald reproduce all --quick               # two minutes, and says what it cut
 fald reproduce fig1a                     # one panel as described here
-fald reproduce fig3 fig4 --rounds 500    # image panels with fewer rounds than the paper's 2000
+fald reproduce fig3 fig4 --rounds 500    # image panels with fewer rounds than our 2000
 ```
 
 Each panel leaves a figure (SVG and PNG), every plotted point (CSV) and a record of settings, seeds, versions,
@@ -38,7 +38,8 @@ which are downloaded once, or taken from the folder that `FALD_DATA` names.
 A verdict is `holds`, `does not hold` or `cannot be told`. "Monte Carlo follows the exact law" compares means
 and covariances of all runs with `fald.gaussian`, with a chance of one in a thousand of a false alarm per
 panel. Orders between values of K must exceed 95% limits over seeds. "Runs" are estimates: the W2 of a finite
-sample is too large on average, so a small law value goes with a larger estimate.
+sample is too large on average, so a small law value goes with a larger estimate. Where the paper's text
+prints no number of rounds, accuracy or step size, those here are ours, and the panels say so.
 """
 
 
@@ -106,9 +107,11 @@ def _panel(record: Mapping[str, Any]) -> list[str]:
         "these step sizes, and verdicts that compare values of K with them."
     )
     differs = "\n".join(f"- {line}" for line in [*record["differs"], *([warning] if edge else [])])
+    cut = f"Cut from the full experiment: {', '.join(record['cut'])}." if record["cut"] else ""
     return [
         f"## {name}",
         f"**{record['title']}** ({record['paper']}). {record['shows']}",
+        *([cut] if cut else []),
         f"```{{image}} reproduction/{name}.svg\n:alt: {record['title']}\n```",
         f"What differs from the paper, and why:\n\n{differs}",
         f"Settings (seed {record['seed']}); points: [CSV](reproduction/{name}.csv), record: "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fald.reproduce import calibration, communication, figure1, figure2, figure3, local_steps
-from fald.reproduce.base import Panel
+from fald.lab.reproduce import calibration, communication, figure1, figure2, figure3, local_steps
+from fald.lab.reproduce.base import Panel
 
 PANELS: dict[str, Panel] = {
     panel.name: panel

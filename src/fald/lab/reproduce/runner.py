@@ -9,18 +9,19 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version as version_of
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fald.checkpoint import write_atomically
-from fald.errors import ConfigError, Interrupted, StorageError
-from fald.reproduce import plots
-from fald.reproduce.base import FAILS, HOLDS, SIZES, UNKNOWN, Panel, Run, Size, cuts, read_settings
-from fald.reproduce.images import at_the_edge
-from fald.reproduce.panels import PANELS
-from fald.version import __version__
+from fald.core.errors import ConfigError, Interrupted, StorageError
+from fald.core.files import write_atomically
+from fald.core.version import __version__
+from fald.lab.reproduce import plots
+from fald.lab.reproduce.base import FAILS, HOLDS, SIZES, UNKNOWN, Panel, Run, Size, cuts, read_settings
+from fald.lab.reproduce.images import at_the_edge
+from fald.lab.reproduce.panels import PANELS
 
 _LIBRARIES = ("jax", "numpy", "pandas", "matplotlib")
 _OF_THE_PAGE = ("title", "paper", "shows", "differs", "claims")  # words, which change no number
@@ -81,7 +82,7 @@ def reproduce(
     Raises
     ------
     ConfigError
-        If there is no such panel or size.
+        If there is no such panel or size, or nothing to draw with.
     DataError
         If an image set cannot be found.
     Interrupted
@@ -95,6 +96,8 @@ def reproduce(
     >>> record["panel"], record["size"]
     ('fig1d', 'quick')
     """
+    if find_spec("matplotlib") is None:
+        raise ConfigError("the figures of the experiments need Matplotlib", hint="pip install 'fald[lab]'")
     panels, out = choose(names), Path(out)
     if size not in SIZES:
         raise ConfigError(f"size must be one of {', '.join(SIZES)}; got {size!r}")

@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald import gaussian
-from fald.data import FederatedData
-from fald.engines.base import Problem
-from fald.engines.inprocess import InProcess
-from fald.gaussian import Law
-from fald.models import Model
-from fald.participation import Participation, full, with_replacement, without_replacement
-from fald.reproduce.base import Meter, Run
-from fald.samplers import fald
+from fald.lab.reproduce.base import Meter, Run
+from fald.langevin.engine import Problem
+from fald.langevin.fald import fald
+from fald.langevin.inprocess import InProcess
+from fald.problem.data import FederatedData
+from fald.problem.models import Model
+from fald.settings.participation import Participation, full, with_replacement, without_replacement
+from fald.theory import gaussian
+from fald.theory.gaussian import Law
 
 COVARIANCE = np.array([[5.0, -2.0], [-2.0, 1.0]])
 _STEPS_AT_ONCE = 2000  # about a second between two looks at the keyboard

@@ -3,8 +3,8 @@
 An app needs no code of its own; its ``pyproject.toml`` names the installed package::
 
     [tool.flwr.app.components]
-    serverapp = "fald.federation.flower.app:server_app"
-    clientapp = "fald.federation.flower.app:client_app"
+    serverapp = "fald.federation.engines.flower.app:server_app"
+    clientapp = "fald.federation.engines.flower.app:client_app"
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fald.data import FederatedData
-from fald.errors import ConfigError, ExitCode, FaldError
-from fald.federation.flower.link import FlowerLink, unwrap, wrap
-from fald.federation.run import serve_job, write_outcome
-from fald.federation.site import SiteWorker, read_site
-from fald.study import Study, load_study
+from fald.core.errors import ConfigError, ExitCode, FaldError
+from fald.federation.coordinator.run import serve_job, write_outcome
+from fald.federation.engines.flower.link import FlowerLink, unwrap, wrap
+from fald.federation.site.worker import SiteWorker, read_site
+from fald.problem.data import FederatedData
+from fald.study.schema import Study, load_study
 
 
 class RunFailed(Exception):  # noqa: N818 - a name for Flower's list of runs
@@ -75,7 +75,7 @@ def read_job(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], floa
     --------
     >>> read_job({"sites": "north,south", "study": "study.toml", "out": "/tmp/out"})
     Traceback (most recent call last):
-    fald.errors.ConfigError: run-config study must be an absolute path; got 'study.toml'
+    fald.core.errors.ConfigError: run-config study must be an absolute path; got 'study.toml'
       hint: a path at the SuperLink's host
     """
     sites = [name.strip() for name in str(config.get("sites") or "").split(",") if name.strip()]

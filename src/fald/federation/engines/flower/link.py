@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import RunNotRunningException
 
-from fald.errors import FederationError
+from fald.core.errors import FederationError
 from fald.federation.link import Arrival
 
 ASK_NAME = "query.name"  # kinds of message, as Flower spells them

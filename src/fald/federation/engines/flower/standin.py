@@ -12,7 +12,7 @@ from typing import Any
 
 def load_installed(*_: Any) -> Any:
     """The app that answers."""
-    from fald.federation.flower.app import client_app
+    from fald.federation.engines.flower.app import client_app
 
     return client_app
 

@@ -22,9 +22,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fald.checkpoint import write_atomically
-from fald.errors import ConfigError, FederationError
-from fald.federation.flower import require_flower
+from fald.core.errors import ConfigError, FederationError
+from fald.core.files import write_atomically
+from fald.federation.engines.flower import require_flower
 from fald.federation.folder import FederationSettings, read_settings, read_submitted, remember_submitted
 
 CERTIFICATE = "ca.crt"
@@ -44,8 +44,8 @@ license = "Apache-2.0"
 publisher = "fald"
 
 [tool.flwr.app.components]
-serverapp = "fald.federation.flower.app:server_app"
-clientapp = "fald.federation.flower.app:client_app"
+serverapp = "fald.federation.engines.flower.app:server_app"
+clientapp = "fald.federation.engines.flower.app:client_app"
 
 [tool.flwr.app.config]
 job = ""
@@ -64,7 +64,7 @@ def submit(folder: Path, job: Mapping[str, Any]) -> str:
     folder
         Folder of the federation.
     job
-        What ``fald.federation.run.serve_job`` takes.
+        What ``fald.federation.coordinator.run.serve_job`` takes.
 
     Raises
     ------
@@ -91,6 +91,13 @@ def submit(folder: Path, job: Mapping[str, Any]) -> str:
 def _numbers(folder: Path) -> list[str]:
     """Runs that the SuperLink knows; one that lost its database knows no earlier ones."""
     return [str(run.get("run-id")) for run in _flwr(folder, "list", _CONNECTION).get("runs", ())]
+
+
+def unfinished(folder: Path) -> list[str]:
+    """Runs that the SuperLink has not ended."""
+    _prepare(folder)
+    found = _flwr(folder, "list", _CONNECTION).get("runs", ())
+    return [str(run.get("run-id")) for run in found if str(run.get("status")) not in _ENDS]
 
 
 def job_state(folder: Path, job_id: str) -> str:

@@ -3,7 +3,7 @@
 A SuperNode runs the code of whatever app is submitted to its SuperLink. Started through this module, it
 answers every message with the installed ``fald`` and never unpacks the app::
 
-    python -m fald.federation.flower.supernode SITE --superlink HOST:PORT --root-certificates ca.crt …
+    python -m fald.federation.engines.flower.supernode SITE --superlink HOST:PORT --root-certificates ca.crt …
 
 ``SITE`` is the folder with ``site.toml``; the rest goes to ``flower-supernode``.
 """
@@ -16,11 +16,11 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from fald.errors import ConfigError, FaldError
-from fald.federation.flower import require_flower
-from fald.federation.site import read_site
+from fald.core.errors import ConfigError, FaldError
+from fald.federation.engines.flower import require_flower
+from fald.federation.site.worker import read_site
 
-_MODULE = "fald.federation.flower.supernode"  # as a program its name is another
+_MODULE = "fald.federation.engines.flower.supernode"  # as a program its name is another
 _OURS = "flwr-clientapp"
 _REFUSED = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
 

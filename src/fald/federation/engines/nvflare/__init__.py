@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from fald.errors import ConfigError
+from fald.core.errors import ConfigError
 
 
 def require_nvflare() -> None:

@@ -29,7 +29,7 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply as make_cell_reply
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
-from fald.errors import FederationError
+from fald.core.errors import FederationError
 from fald.federation.link import Arrival
 
 CHANNEL, TOPIC, READY = "fald", "message", "ready"
@@ -130,7 +130,7 @@ class Coordinator(Controller):
     Parameters
     ----------
     job
-        What ``fald.federation.run.serve_job`` takes, as base64 of JSON: the engine would replace braces.
+        What ``serve_job`` takes, as base64 of JSON: the engine would replace braces.
     """
 
     def __init__(self, job: str):
@@ -150,7 +150,7 @@ class Coordinator(Controller):
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the study; the engine calls this once."""
-        from fald.federation.run import serve_job
+        from fald.federation.coordinator.run import serve_job
 
         link = _job_link(abort_signal, fl_ctx)
         link.wait_until_ready(_START)
@@ -241,6 +241,6 @@ def _reply(content: bytes) -> Any:
 
 def _site_worker() -> Callable[[bytes], bytes]:
     folder = os.environ["FALD_SITE"]
-    from fald.federation.site import SiteWorker, read_site
+    from fald.federation.site.worker import SiteWorker, read_site
 
     return SiteWorker(read_site(Path(folder))).handle

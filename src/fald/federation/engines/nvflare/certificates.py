@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fald.checkpoint import write_atomically
-from fald.errors import ConfigError, FederationError, StorageError
+from fald.core.errors import ConfigError, FederationError, StorageError
+from fald.core.files import write_atomically
 from fald.federation.folder import FederationSettings
 
 AUTHORITY_DAYS, MEMBER_DAYS = 3650, 1095

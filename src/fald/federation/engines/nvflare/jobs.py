@@ -12,14 +12,14 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fald.errors import FederationError
+from fald.core.errors import FederationError
+from fald.federation.engines import Situation
+from fald.federation.engines.nvflare import require_nvflare
+from fald.federation.engines.nvflare.kits import CLASSES, COORDINATOR
 from fald.federation.folder import FederationSettings, read_settings, read_submitted, remember_submitted
-from fald.federation.nvflare import require_nvflare
-from fald.federation.nvflare.kits import CLASSES, COORDINATOR
 
 JOB = "fald"
 _WAIT = 15.0  # seconds to reach the server
@@ -27,22 +27,6 @@ _SILENT = 25.0  # seconds after which a site counts as gone; it is heard of ever
 _FINISHED = "FINISHED:"
 _UNFINISHED = ("waiting", "running")
 _RESTART = 60.0  # seconds in which a server that was killed is up again
-
-
-@dataclass(frozen=True)
-class Situation:
-    """What the server knows.
-
-    Attributes
-    ----------
-    sites
-        Sites that have joined, with the time (Unix seconds) they were last heard of.
-    jobs
-        Jobs that have a process.
-    """
-
-    sites: dict[str, float]
-    jobs: tuple[str, ...]
 
 
 class Session:
@@ -164,7 +148,7 @@ def submit(folder: Path, job: dict[str, Any], *, wait: float = 60.0) -> str:
     folder
         Folder of the federation.
     job
-        What ``fald.federation.run.serve_job`` takes.
+        What ``fald.federation.coordinator.run.serve_job`` takes.
     wait
         Seconds to wait for sites that are missing or silent: they may be about to come back.
 

@@ -14,24 +14,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fald.checkpoint import write_atomically
-from fald.errors import ConfigError, FederationError, StorageError
-from fald.federation.folder import SETTINGS, FederationSettings, enter_roster, read_roster
-from fald.federation.nvflare.certificates import (
+from fald.core.errors import ConfigError, FederationError, StorageError
+from fald.core.files import write_atomically
+from fald.federation.engines.nvflare.certificates import (
     REQUEST,
     Authority,
     certificate_key_is,
     fingerprint,
     read_request,
 )
+from fald.federation.folder import KIT, SETTINGS, FederationSettings, enter_roster, read_roster
 
-KIT = "kit.json"
 COORDINATOR = (
     "coordinator@fald.org"  # the engine wants users named like mail addresses; nothing is sent there
 )
 CLASSES = {
-    "server": "fald.federation.nvflare.adapter.Coordinator",
-    "site": "fald.federation.nvflare.adapter.SiteExecutor",
+    "server": "fald.federation.engines.nvflare.adapter.Coordinator",
+    "site": "fald.federation.engines.nvflare.adapter.SiteExecutor",
 }
 _ROLE = "lead"
 _DEAD = 120  # seconds without a heartbeat after which the server forgets a site

@@ -1,7 +1,7 @@
 """NVIDIA FLARE's long-lived processes: one per party, started in the foreground and restarted when it dies.
 
-Run as a program, ``python -m fald.federation.nvflare.process server|site KIT NAME ORG``, it becomes the
-engine's process, and ends with the process that started it, so that a kill -9 leaves nothing behind.
+Run as a program, ``python -m fald.federation.engines.nvflare.process server|site KIT NAME ORG``, it becomes
+the engine's process, and ends with the process that started it, so that a kill -9 leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fald.errors import FederationError
+from fald.core.errors import FederationError
 
 ENGINE_LOG = "engine.txt"  # what the process prints; the engine's own log is log.txt beside it
 _MODULES = {

@@ -1,0 +1,1 @@
+"""How often *reached* is wrong, over random posteriors whose means and sds are known."""

@@ -1,0 +1,1 @@
+"""Sums over rows: values, gradients, Hessians, batches, clipping, and the mode."""

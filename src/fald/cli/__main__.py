@@ -1,0 +1,5 @@
+"""``python -m fald.cli`` is the command."""
+
+from fald.cli.main import main
+
+main()

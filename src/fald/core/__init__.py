@@ -1,0 +1,1 @@
+"""What everything rests on: errors, types, keys of random numbers, files, threads."""

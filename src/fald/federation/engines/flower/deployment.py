@@ -1,0 +1,66 @@
+"""A federation carried by Flower: its SuperLink and SuperNodes are run with Flower's own commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fald.core.errors import ConfigError
+from fald.federation.engines import Report, Site, Situation
+from fald.federation.engines.flower import submit
+from fald.federation.folder import FederationSettings
+
+
+def _by_hand(what: str) -> NoReturn:
+    raise ConfigError(
+        f"{what} of a Flower federation is Flower's own",
+        hint="the how-to 'Run a study with Flower' has its commands and the folder to write",
+    )
+
+
+class Flower:
+    """The engine; only runs go through it."""
+
+    def init(self, folder: Path, federation: FederationSettings) -> None:
+        """The folder is written by hand."""
+        _by_hand("the folder")
+
+    def approve(self, folder: Path, request: Path, again: bool) -> tuple[str, str, Path]:
+        """Certificates are the SuperLink's."""
+        _by_hand("the certificate of a site")
+
+    def serve(self, folder: Path, report: Report) -> None:
+        """The server is a SuperLink."""
+        _by_hand("the server")
+
+    def read_kit(self, kit: Path) -> Mapping[str, Any]:
+        """There are no kits."""
+        _by_hand("the kit of a site")
+
+    def join(self, site: Site, report: Report, patience: float | None) -> None:
+        """A site is a SuperNode."""
+        _by_hand("the process of a site")
+
+    def submit(self, folder: Path, job: dict[str, Any]) -> str:
+        """Submit a run to the SuperLink."""
+        return submit.submit(folder, job)
+
+    def job_state(self, folder: Path, job_id: str) -> str:
+        """How a run stands."""
+        return submit.job_state(folder, job_id)
+
+    def abort(self, folder: Path, job_id: str) -> str:
+        """Stop a run."""
+        return submit.abort(folder, job_id)
+
+    def unfinished(self, folder: Path) -> list[str]:
+        """Runs that have not ended."""
+        return submit.unfinished(folder)
+
+    def situation(self, folder: Path) -> Situation:
+        """Runs; Flower's own commands know the sites."""
+        return Situation({}, tuple(submit.unfinished(folder)))
+
+
+deployment = Flower()

@@ -1,0 +1,96 @@
+"""The next proposal, from all that the draws so far say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fald.fewround import certify, explorers, proposal
+from fald.fewround.mixture import fit_mixture
+from fald.fewround.proposal import Proposal
+from fald.fewround.search import Search, State
+from fald.fewround.target import Derivatives
+from fald.fewround.weights import moments, smooth
+
+Array = NDArray[Any]
+
+_NEAR = 10.0  # posterior sds from the mode at which the smoothed posterior takes over from Newton's method
+
+
+def next_count(search: Search, state: State, count: int) -> int:
+    """How many draws the next round should have."""
+    if state.pooled.ess < 10 * search.target.dim or state.pooled.khat > 0.9:
+        close = search.best is not None and search.best.newton()[1] < 1
+        return min(16 * count, search.most_draws) if close and not search.many else count
+    if not state.newest.khat < certify.KHAT_LIMIT:
+        return count
+    wanted = 1.2 * count * certify.needed_factor(state.precision, search.tolerance)
+    return int(np.clip(2 ** np.ceil(np.log2(max(wanted, 1))), search.first_draws, search.most_draws))
+
+
+def adapt(search: Search, state: State, current: Proposal) -> Proposal:
+    """The next proposal."""
+    d = search.target.dim
+    modes = search.modes.relevant()
+    if state.pooled.ess >= 10 * d and state.pooled.khat < 0.9:
+        fitted = fit_mixture(state.all_positions, for_moments(state), search.seed + len(search.batches))
+        if len(fitted.weights) > 1:
+            search.modes.send_apart(fitted.means)
+        return fitted
+    best = search.best
+    if best is None:
+        widened = [2.0 * factor for factor in current.factors]
+        return Proposal(current.weights, current.means, np.array(widened))
+    if len(modes) > 1:
+        logs = np.array([explorers.log_mass(m) for m in modes])
+        weights = np.maximum(np.exp(logs - logs.max()), 0.05)
+        factors = np.array([proposal.cholesky(m.covariance()) for m in modes])
+        return Proposal(weights / weights.sum(), np.array([m.position for m in modes]), factors)
+    if (best.newton()[1] > _NEAR or not best.concave()) and not search.stalled:
+        step, decrement = best.newton()
+        return proposal.gaussian(best.position + step / max(1.0, decrement), best.covariance())
+    return _tempered(search, state, current, best)
+
+
+def for_moments(state: State) -> Array:
+    """The draws' weights to fit a mixture to, larger in the tails of an sd that rests on few of them."""
+    khats = state.precision.khat[: state.all_positions.shape[1]]
+    heavy = int(np.argmax(khats))
+    z = (state.all_positions[:, heavy] - state.all_moments.mean[heavy]) / state.all_moments.sd[heavy]
+    weights = state.pooled.weights * (1 + (z**2 if khats[heavy] >= certify.KHAT_LIMIT else 0))
+    return weights / weights.sum()
+
+
+def _tempered(search: Search, state: State, current: Proposal, best: Derivatives) -> Proposal:
+    """A Newton step on the posterior smoothed by the proposal, mixed with tempered moments."""
+    power, weights = 1.0, state.pooled
+    while weights.ess < 5 * search.target.dim and power > 1e-6:
+        power *= 0.8
+        weights = smooth(power * state.all_logs)
+    if weights.ess < 5 * search.target.dim:  # hardly a draw is near: go on from the highest
+        chosen = np.argsort(-search.batches[-1].values)[: max(20 * search.target.dim, 64)]
+        own = moments(search.batches[-1].positions[chosen], np.full(len(chosen), 1 / len(chosen)))
+        return proposal.gaussian(own.mean, 2 * own.covariance)
+    tempered = moments(state.all_positions, weights.weights)
+    if len(current.weights) > 1 or search.smoothed is None:
+        return proposal.gaussian(tempered.mean, tempered.covariance)
+    here = search.smoothed
+    if not here.finite or not here.concave():
+        return proposal.gaussian(tempered.mean, (tempered.covariance + best.covariance()) / 2)
+    if search.many:  # half of the old precision keeps the steps of many parameters from swinging
+        old = np.linalg.inv(current.factors[0] @ current.factors[0].T)
+        here = here._replace(hessian=(here.hessian - old) / 2)
+    step, decrement = here.newton()
+    climb, left = best.newton()
+    away = np.linalg.norm(np.linalg.solve(current.factors[0], best.position - current.means[0]))
+    if min(away, decrement) > 2.5 and 0.3 < left < 0.6 * decrement:
+        # Newton's method is ahead: start anew from where it is
+        return proposal.gaussian(best.position + climb / max(1.0, left), best.covariance())
+    mean = here.position + step / max(1.0, decrement / 4)
+    if search.many:  # tempered moments of few draws would spoil more directions than they mend
+        return proposal.gaussian(mean, here.covariance())
+    # the less the weights had to be tempered, the more their moments count
+    mixed = power * tempered.mean + (1 - power) * mean
+    return proposal.gaussian(mixed, power * tempered.covariance + (1 - power) * here.covariance())

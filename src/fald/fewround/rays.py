@@ -1,0 +1,215 @@
+r"""Rays: a cheap look at everything far away from a proposal, where no draw may have been.
+
+In coordinates in which the proposal has mean zero and unit covariance, values of the log posterior along
+rays r·u tell how much of a second moment lies far out. A ray stands for a family of k dimensions of such
+rays, in which the second moment is ∫ r^(k+1) π(ru) dr; beyond r = √(k+2) + 4 a Gaussian has none of it. What
+lies there is of no consequence if it is little, or if draws have sampled it well: with w the posterior over
+the density of the draws, C draws know the second moment of the family up to the relative variance
+
+    (1/C) · ∫ r^(k−1) π dr · ∫ r^(k+3) w π dr / (∫ r^(k+1) π dr)²,
+
+of which the part from far out is taken here. What is neither shows where the proposal lacks a wide core.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from fald.fewround.proposal import Proposal, cholesky
+
+Array = NDArray[Any]
+
+RADII = np.geomspace(0.5, 1000.0, 32)
+_RANDOM = 24  # random directions, both ways
+_BEYOND = 4.0  # sds beyond the bulk at which far begins
+_MOST_WIDE = 8  # wide cores at most, by direction
+_MOST_KEPT = 12  # wide cores of all looks together
+_WIDE_WEIGHT = 0.3  # of all wide cores together
+_ALIKE = 0.9  # cosine of two directions that are one
+
+
+class Rays(NamedTuple):
+    """A frame, centre (d,) and lower factor (d, d), and unit directions (K, d) in its coordinates.
+
+    The first ``special`` directions are chosen, the others random.
+    """
+
+    centre: Array
+    factor: Array
+    directions: Array
+    special: int
+
+    @property
+    def positions(self) -> Array:
+        """(K·R, d) parameters on the rays."""
+        z = self.directions[:, None] * RADII[:, None]
+        return self.centre + z.reshape(-1, len(self.centre)) @ self.factor.T
+
+
+class Far(NamedTuple):
+    """What the rays found, by direction and family: arrays (K, F).
+
+    ``share`` of the second moment that lies far out, ``error`` of the sd that draws leave there at 95%, and
+    the ``width`` in sds of a Gaussian whose second moment peaks where that of the posterior does.
+    """
+
+    share: Array
+    error: Array
+    width: Array
+
+    @property
+    def missed(self) -> Array:
+        """(K, F) how far off an sd may be: all that lies far out is missing, or badly sampled."""
+        return np.minimum(self.share / 2, self.error)
+
+
+def families(dim: int) -> list[int]:
+    """Dimensions of the families a ray may stand for.
+
+    Examples
+    --------
+    >>> families(1), families(10)
+    ([1], [1, 2, 5, 10])
+    """
+    return sorted({1, min(2, dim), max(1, dim // 2), dim})
+
+
+def cast(centre: Array, covariance: Array, thin: Array, rng: np.random.Generator) -> Rays:
+    """Rays along coordinates, principal axes, thin far mass and at random, both ways.
+
+    Parameters
+    ----------
+    centre, covariance
+        Of the proposal.
+    thin
+        (T, d) further directions, in parameters, along which mass far out was suspected.
+    rng
+        For the random ones.
+    """
+    d, factor = len(centre), cholesky(covariance)
+    _, axes = np.linalg.eigh(covariance / np.sqrt(np.outer(np.diag(covariance), np.diag(covariance))))
+    ways = np.concatenate([np.eye(d), covariance, (axes * np.sqrt(np.diag(covariance))[:, None]).T, thin])
+    special = np.linalg.solve(factor, ways.T).T
+    chosen = np.concatenate([special, rng.standard_normal((_RANDOM, d))])
+    chosen = chosen / np.linalg.norm(chosen, axis=1, keepdims=True)
+    kept = [0]
+    for i in range(1, len(chosen)):  # with few parameters many of these are the same
+        if np.max(np.abs(chosen[kept] @ chosen[i])) < 0.999:
+            kept.append(i)
+    chosen, count = chosen[kept], int(np.sum(np.array(kept) < len(special)))
+    both = np.concatenate([chosen[:count], -chosen[:count], chosen[count:], -chosen[count:]])
+    return Rays(centre, factor, both, 2 * count)
+
+
+def far(values: Array, log_weights: Array, dim: int, count: int, quantile: float) -> Far:
+    """How much lies far out, and how well it is sampled.
+
+    Parameters
+    ----------
+    values
+        (K, R) log posterior along the rays.
+    log_weights
+        (K, R) logarithm of posterior over proposal there, both normalised.
+    dim, count, quantile
+        Number of parameters, number of draws, and standard errors that stand for 95%.
+    """
+    kinds = families(dim)
+    shape = (len(values), len(kinds))
+    share, error, width = np.zeros(shape), np.zeros(shape), np.ones(shape)
+    logs = np.log(RADII)  # the grid is geometric: dr = r·dlog r, up to a constant that cancels
+    for j, k in enumerate(kinds):
+        beyond = np.sqrt(k + 2) + _BEYOND < RADII
+        with np.errstate(invalid="ignore", over="ignore"):
+            second = values + (k + 2) * logs
+            total = logsumexp(second, axis=1)
+            outside = logsumexp(second[:, beyond], axis=1)
+            mass = logsumexp(values + k * logs, axis=1)
+            noise = logsumexp((values + log_weights + (k + 4) * logs)[:, beyond], axis=1)
+            log_variance = noise + mass - 2 * total
+            share[:, j] = np.nan_to_num(np.exp(outside - total), nan=0.0)
+            error[:, j] = np.nan_to_num(
+                quantile / 2 * np.exp(np.minimum(log_variance / 2, 300.0)) / np.sqrt(count), nan=0.0
+            )
+        peak = RADII[beyond][np.argmax(second[:, beyond], axis=1)]
+        width[:, j] = np.maximum(peak / np.sqrt(k + 1), 1.5)
+    return Far(share, error, width)
+
+
+def wide_cores(rays: Rays, found: Far, limit: float) -> Proposal | None:
+    """Cores where far mass was missed by more than ``limit``; None where none was.
+
+    One core along each chosen direction that showed it, one for all of these together, and one that is wide
+    in every direction where random ones showed it too.
+    """
+    d = len(rays.centre)
+    kinds = families(d)
+    bad = found.missed > limit
+    if not bad.any():
+        return None
+    spreads: list[Array] = []
+    lines: list[tuple[Array, float]] = []
+    order = np.argsort(-found.missed[: rays.special].max(axis=1)) if rays.special else []
+    for i in order:
+        if not bad[i].any() or len(lines) == _MOST_WIDE:
+            continue
+        u = rays.directions[i]
+        if all(abs(float(u @ other)) < _ALIKE for other, _ in lines):
+            lines.append((u, float(found.width[i][bad[i]].max())))
+    for u, width in lines:
+        spreads.append(np.eye(d) + (width**2 - 1) * np.outer(u, u))
+    if len(lines) > 1:
+        spreads.append(np.eye(d) + sum((width**2 - 1) * np.outer(u, u) for u, width in lines))
+    # a family of all dimensions is shown by most random directions, or by none
+    everywhere = bad[rays.special :, -1] if len(bad) > rays.special else bad[:, -1]
+    if d > 1 and kinds[-1] == d and np.mean(everywhere) > 0.2:
+        widths = (found.width[rays.special :] if len(bad) > rays.special else found.width)[everywhere, -1]
+        spreads.append(float(np.median(widths)) ** 2 * np.eye(d))
+    if not spreads:  # a few random directions alone
+        i = int(np.argmax(found.missed.max(axis=1)))
+        width, u = float(found.width[i][bad[i]].max()), rays.directions[i]
+        spreads.append(np.eye(d) + (width**2 - 1) * np.outer(u, u))
+    factors = [rays.factor @ cholesky(spread) for spread in spreads]
+    count = len(factors)
+    return Proposal(np.full(count, 1 / count), np.repeat(rays.centre[None], count, axis=0), np.array(factors))
+
+
+def joined(one: Proposal | None, other: Proposal | None) -> Proposal | None:
+    """Wide cores of two looks, the newer first; the oldest are forgotten."""
+    if one is None or other is None:
+        return other or one
+    parts = [np.concatenate([b, a])[:_MOST_KEPT] for a, b in zip(one, other)]
+    return Proposal(np.full(len(parts[0]), 1 / len(parts[0])), *parts[1:])
+
+
+def tops(values: Array, chosen: Array) -> Array:
+    """Index, among all positions on the rays, of the highest place beyond the deepest valley of a ray.
+
+    Examples
+    --------
+    >>> level = np.full((2, len(RADII)), -5.0)
+    >>> level[1, 0], level[1, 9] = 0.0, -1.0
+    >>> int(tops(level, np.array([1]))[0]) - len(RADII)
+    9
+    """
+    found = []
+    for i in chosen:
+        level = np.maximum(values[i], -1e300)
+        before, after = np.maximum.accumulate(level), np.maximum.accumulate(level[::-1])[::-1]
+        low = int(np.argmax(np.minimum(before, after) - level))
+        found.append(i * len(RADII) + low + int(np.argmax(level[low:])))
+    return np.array(found, int)
+
+
+def widened(base: Proposal, wide: Proposal | None) -> Proposal:
+    """A proposal with wide cores behind its own."""
+    if wide is None:
+        return base
+    return Proposal(
+        np.concatenate([(1 - _WIDE_WEIGHT) * base.weights, _WIDE_WEIGHT * wide.weights]),
+        np.concatenate([base.means, wide.means]),
+        np.concatenate([base.factors, wide.factors]),
+    )

@@ -1,0 +1,155 @@
+"""What the server of importance sampling remembers between rounds, and what its draws say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from fald.fewround import explorers, proposal
+from fald.fewround.climbers import Climbers
+from fald.fewround.proposal import Proposal
+from fald.fewround.target import Derivatives, Target
+from fald.fewround.weights import Moments, Precision, Smoothed, moments, precision, smooth
+from fald.problem.model import Model
+
+Array = NDArray[Any]
+
+FIRST_DRAWS, MOST_DRAWS = 8192, 262144
+MOST_HESSIAN = 200  # parameters up to which curvatures are asked for
+MANY = 60  # parameters beyond which only a very good Gaussian has usable weights
+REGRESSED = 16  # gradients per parameter that a Hessian is regressed from
+_POOLED = 4  # rounds whose draws are pooled
+
+
+class Batch(NamedTuple):
+    """The draws of one round: proposal, asked count, positions (C, d) and log posterior (C,).
+
+    ``densities`` are the log densities (C,) of these draws under proposals of recent rounds, by round.
+    """
+
+    number: int
+    proposal: Proposal
+    count: int
+    positions: Array
+    values: Array
+    densities: dict[int, Array]
+
+    def density(self, other: Batch) -> Array:
+        """Log density (C,) of these draws under the proposal of another round, which is computed once."""
+        if other.number not in self.densities:
+            self.densities[other.number] = proposal.log_density(other.proposal, other.count, self.positions)
+        return self.densities[other.number]
+
+
+class State(NamedTuple):
+    """What the draws so far say; ``log_mass`` is the logarithm of the posterior's integral."""
+
+    newest: Smoothed
+    pooled: Smoothed
+    precision: Precision
+    moments: Moments
+    all_moments: Moments
+    all_positions: Array
+    all_logs: Array
+    log_mass: float = 0.0
+
+
+@dataclass
+class Search:
+    """Everything the server remembers between rounds."""
+
+    target: Target
+    seed: int
+    tolerance: float
+    names: list[str]
+    modes: explorers.Modes
+    report: Any = None
+    curvature: bool = True
+    climbers: Climbers | None = None
+    batches: list[Batch] = field(default_factory=list)
+    best: Derivatives | None = None
+    smoothed: Derivatives | None = None
+    wide: Proposal | None = None
+    stalled: bool = False
+    heavy_rounds: int = 0
+    trace: list[dict[str, Any]] = field(default_factory=list)
+
+    @staticmethod
+    def make(model: Model, *, seed: int, tolerance: float, **others: Any) -> Search:
+        """A search that knows nothing yet."""
+        target, names = Target(model), list(model.parameter_names)
+        return Search(target, seed, tolerance, names, explorers.Modes(target), **others)
+
+    @property
+    def hessians(self) -> bool:
+        """Whether sites are asked for Hessians; otherwise gradients at many draws stand for them."""
+        return self.curvature and self.target.dim <= MOST_HESSIAN
+
+    @property
+    def many(self) -> bool:
+        """Whether there are so many parameters that only a very good Gaussian has usable weights."""
+        return self.target.dim > MANY
+
+    @property
+    def num_smoothed(self) -> int:
+        """Draws over which derivatives are averaged; their noise must stay small against one sd in all d."""
+        return int(np.clip(16 * self.target.dim, 128, 512 if self.target.dim <= MANY else 256))
+
+    @property
+    def most_draws(self) -> int:
+        """Draws of a round at most; few parameters do not need many."""
+        return MOST_DRAWS if self.target.dim > 15 else MOST_DRAWS // 4
+
+    @property
+    def first_draws(self) -> int:
+        """Draws of the first rounds: enough for a regression of the gradients where there are no Hessians."""
+        enough = FIRST_DRAWS if self.hessians else 1.5 * REGRESSED * self.target.dim
+        return int(2 ** np.ceil(np.log2(max(FIRST_DRAWS, enough))))
+
+    def generator(self, stream: int) -> np.random.Generator:
+        """A random stream of the server."""
+        return np.random.Generator(np.random.Philox([self.seed & (2**64 - 1), stream]))
+
+    def improve(self, found: list[Derivatives]) -> None:
+        """Keep the highest point with derivatives as the one that Newton's method goes on from."""
+        for here in found:
+            if here.finite and (self.best is None or here.value > self.best.value):
+                self.best = here
+        self.modes.lead(self.best)
+
+    def note(self, **values: Any) -> None:
+        """Add a line to the trace of rounds."""
+        empty = {"draws": 0, "khat": np.nan, "ess": np.nan}
+        newton = self.best.newton()[1] if self.best else np.nan
+        self.trace.append({**empty, "newton": newton, "explorers": len(self.modes.active), **values})
+
+
+def weigh(search: Search) -> State:
+    """Weights of the newest draws by their own proposal, and of recent ones by the mixture of theirs."""
+    last, recent = search.batches[-1], search.batches[-_POOLED:]
+    ratios = last.values - last.density(last)
+    newest = smooth(ratios)
+    positions = np.concatenate([b.positions for b in recent])
+    values = np.concatenate([b.values for b in recent])
+    sizes = np.array([len(b.positions) for b in recent])
+    densities = [np.concatenate([b.density(other) for b in recent]) for other in recent]
+    mixed = logsumexp(np.array(densities), axis=0, b=(sizes / sizes.sum())[:, None])
+    logs = values - mixed
+    pooled = smooth(logs)
+    certified = last.positions
+    if search.report is not None:
+        certified = np.concatenate([certified, search.report(last.positions)], axis=1)
+    return State(
+        newest,
+        pooled,
+        precision(certified, newest.weights),
+        moments(last.positions, newest.weights),
+        moments(positions, pooled.weights),
+        positions,
+        logs,
+        float(logsumexp(ratios) - np.log(len(ratios))),
+    )

@@ -1,0 +1,1 @@
+"""Comparison methods, comparisons, the experiments of the paper, and speed."""

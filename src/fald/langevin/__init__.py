@@ -1,0 +1,1 @@
+"""Federated averaging Langevin dynamics: clients, server, method, engine, loop."""

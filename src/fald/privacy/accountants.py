@@ -1,0 +1,84 @@
+"""Accountants by name: how the losses of local steps are carried and read off at δ.
+
+Installed packages add their own through the entry-point group ``fald.accountants``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from fald.core.registry import Registry
+from fald.privacy.compose import Loss
+
+
+class Releases(NamedTuple):
+    """The local steps of one client that an accountant is made for.
+
+    Attributes
+    ----------
+    multipliers, counts
+        Noise multipliers that occur, and how often each is expected to.
+    rows, size
+        Rows of a batch and of the client.
+    sampling
+        How batches are drawn.
+    delta
+        The δ at which the result will be read.
+    """
+
+    multipliers: np.ndarray
+    counts: np.ndarray
+    rows: int
+    size: int
+    sampling: str
+    delta: float
+
+
+class Steps(Protocol):
+    """What an accountant makes for one client."""
+
+    def step(self, multiplier: float) -> Loss:
+        """Loss of one local step."""
+        ...
+
+    def epsilon(self, loss: Loss, delta: float) -> float:
+        """ε of a composed loss at δ, an upper bound."""
+        ...
+
+    def delta(self, loss: Loss, epsilon: float) -> float:
+        """δ of a composed loss at ε, an upper bound."""
+        ...
+
+    def precision(self, loss: Loss, delta: float) -> tuple[float, float]:
+        """Width of the grid of losses, and Rényi order that gave ε; NaN where there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Accountant:
+    """One accountant.
+
+    Attributes
+    ----------
+    steps
+        ``(releases, total) -> Steps``; ``total`` gives the loss of the whole run from a candidate's steps.
+    says
+        What a privacy statement says of the method.
+    instead
+        Added where Rényi divergences had to take its place.
+    """
+
+    steps: Callable[[Releases, Callable[[Steps], Loss]], Steps]
+    says: str
+    instead: str = ""
+
+
+ACCOUNTANTS = Registry(
+    "accountant",
+    "fald.accountants",
+    {"pld": "fald.privacy.pld:accountant", "rdp": "fald.privacy.rdp:accountant"},
+)

@@ -1,0 +1,45 @@
+"""Poisson regression of counts."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fald.problem.families.base import Features, linear_predictor, regression
+from fald.problem.model import Model, bounded
+
+
+def poisson_regression(features: Features, *, prior_scale: float = 2.5) -> Model:
+    """Counts y ∈ {0, 1, 2, …} with rate exp(a + xᵀb), a, b_j ~ N(0, prior_scale²).
+
+    Examples
+    --------
+    >>> poisson_regression(2).dim
+    3
+    """
+
+    @bounded(curvature=math.inf, rows=math.inf)
+    def loglikelihood_fn(position, example):
+        x, y = example
+        log_rate = linear_predictor(position, x)
+        return y * log_rate - jnp.exp(log_rate) - jax.scipy.special.gammaln(y + 1.0)
+
+    def check_outcome(y, whole):
+        if np.any(y < 0) or np.any(y != np.floor(y)):
+            bad = y[(y < 0) | (y != np.floor(y))]
+            return f"outcomes must be counts 0, 1, 2, …; got {bad[0]}"
+        return ""
+
+    return regression(
+        features,
+        prior_scale,
+        loglikelihood_fn,
+        jnp.exp,
+        check_outcome,
+        lambda key, p, x: jax.random.poisson(key, jnp.exp(linear_predictor(p, x))),
+        "rate ratio",
+        "poisson",
+    )

@@ -1,0 +1,49 @@
+"""Softmax regression of one of several classes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fald.core.types import float_dtype
+from fald.problem.families.base import (
+    Features,
+    categorical_loglikelihood,
+    check_classes,
+    check_num_classes,
+    feature_names,
+    normal_logprior,
+    positive,
+    sensitivity,
+)
+from fald.problem.model import Model, bounded, takes_rows
+
+
+def softmax_regression(features: Features, num_classes: int, *, prior_scale: float = 2.5) -> Model:
+    """Labels y ∈ {0, …, C−1}: P(y=j) ∝ exp(a_j + b_jᵀx), all a, b ~ N(0, prior_scale²).
+
+    Coefficients are stored (classes, features): the transposed layout is several times slower. Logits of
+    a batch are laid out (classes, rows), so that sums over classes run along rows.
+
+    Examples
+    --------
+    >>> softmax_regression(784, 10).dim
+    7850
+    """
+    names, classes = feature_names(features), check_num_classes(num_classes)
+
+    def logits_fn(position, x):
+        return position["coefficient"] @ x + jnp.expand_dims(position["intercept"], tuple(range(1, x.ndim)))
+
+    bound = bounded(curvature=classes / 2, rows=2 * classes / (classes - 1))
+    return Model(
+        logprior_fn=normal_logprior(positive("prior-scale", prior_scale)),
+        loglikelihood_fn=bound(takes_rows(categorical_loglikelihood(logits_fn))),
+        initial_position={"intercept": jnp.zeros(classes), "coefficient": jnp.zeros((classes, len(names)))},
+        predict_fn=lambda p, x: jax.nn.softmax(logits_fn(p, jnp.asarray(x, float_dtype()))),
+        dims={"coefficient": ["class", "feature"], "intercept": ["class"]},
+        coords={"class": list(range(classes)), "feature": names},
+        sensitivity_fn=sensitivity(2.0**0.5),
+        check_fn=check_classes(classes, names),
+        name="softmax",
+    )

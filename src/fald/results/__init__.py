@@ -1,0 +1,1 @@
+"""Draws and what is said of them: the tree, summaries, diagnostics, predictions, text."""

@@ -1,0 +1,1 @@
+"""What every long run needs: checkpoints, a journal, progress, the compiler."""

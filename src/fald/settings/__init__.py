@@ -1,0 +1,1 @@
+"""How a chain is asked for: who takes part, which steps."""

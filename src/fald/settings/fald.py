@@ -1,0 +1,159 @@
+"""The settings of FA-LD: their names, defaults, ranges and messages, once for everybody.
+
+``fald.sample``, study files, the planner, the explorer, privacy accounting and stored results all use
+``Setting``; what else a run needs, such as its number of rounds, is not here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self
+
+from fald.core.checks import check_count, check_number, check_positive
+from fald.core.errors import ConfigError
+from fald.core.types import StepSize
+from fald.settings.participation import Participation, full
+from fald.settings.schedules import paper_decay
+
+NoiseScale = Literal["realised", "paper"]
+
+
+def _noise(name: str, value: Any) -> NoiseScale:
+    if value not in ("realised", "paper"):
+        raise ConfigError(f"{name} must be 'realised' or 'paper'; got {value!r}")
+    return value
+
+
+def _step(name: str, value: Any) -> StepSize:
+    return value if callable(value) else check_positive(name, value)
+
+
+# how every setting is checked; each returns the value as it will be used, or raises ``ConfigError``
+RULES: dict[str, Callable[[str, Any], Any]] = {
+    "local_steps": check_count,
+    "step_size": _step,
+    "correlation": lambda name, value: check_number(name, value, 0, 1, rule="between 0 and 1"),
+    "noise": _noise,
+    "temperature": lambda name, value: check_number(name, value, 0, math.inf, rule="a number ≥ 0"),
+    "batch_size": check_count,
+    "clip_norm": check_positive,
+    "num_rounds": check_count,
+    "num_chains": check_count,
+    "num_warmup": lambda name, value: check_count(name, value, 0),
+    "thinning": check_count,
+    "sensitivity": check_positive,
+}
+_MAY_BE_NONE = ("batch_size", "clip_norm", "sensitivity")
+
+
+def checked(name: str, value: Any) -> Any:
+    """A setting as it will be used, or an error that names it as study files do.
+
+    Raises
+    ------
+    ConfigError
+        If it is out of its range.
+
+    Examples
+    --------
+    >>> checked("local_steps", 3)
+    3
+    """
+    if value is None and name in _MAY_BE_NONE:
+        return None
+    return RULES[name](name.replace("_", "-"), value)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The settings of FA-LD, named as in ``fald.sample``.
+
+    Parameters
+    ----------
+    local_steps
+        K ≥ 1, steps between synchronisations.
+    step_size
+        η > 0, or a function from the step number (counted over all rounds) to η.
+    correlation
+        ρ ∈ [0, 1], correlation of the injected noise between clients.
+    participation
+        Who takes part in a round; None: everybody.
+    noise
+        ``"realised"`` or ``"paper"``: what a client's own noise is scaled by.
+    temperature
+        τ ≥ 0.
+    batch_size
+        Rows per stochastic gradient; None: all.
+    clip_norm
+        Norm to which the gradient of each row is cut; None: no clipping.
+
+    Raises
+    ------
+    ConfigError
+        If one is out of its range.
+
+    Examples
+    --------
+    >>> Setting(local_steps=5, step_size=1e-3).correlation
+    0.0
+    """
+
+    local_steps: int
+    step_size: Any
+    correlation: float = 0.0
+    participation: Participation = full()  # noqa: RUF009 - it is immutable
+    noise: NoiseScale = "realised"
+    temperature: float = 1.0
+    batch_size: int | None = None
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name in RULES:
+                object.__setattr__(self, field.name, checked(field.name, getattr(self, field.name)))
+        if self.participation is None:
+            object.__setattr__(self, "participation", full())
+        if not isinstance(self.participation, Participation):
+            raise ConfigError(
+                f"participation must be fald.full(), with_replacement(S) or without_replacement(S); "
+                f"got {self.participation!r}"
+            )
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any], **others: Any) -> Self:
+        """Settings as they are written down in results and journals; ``others`` are further arguments.
+
+        Raises
+        ------
+        ConfigError
+            If the record has a step-size schedule of the user's own, which cannot be written down.
+        """
+        step = record["step_size"]
+        if isinstance(step, Mapping):
+            if step.get("schedule") != "PaperDecay":
+                raise ConfigError(
+                    f"the step sizes of the schedule {step.get('schedule')!r} are not recorded: "
+                    "this needs a constant step size or the paper's decay"
+                )
+            step = paper_decay(step["smoothness"], step["strong_convexity"])
+        known = {name: record[name] for name in method_settings() if name in record and name != "step_size"}
+        drawn = Participation(record["participation"], record["num_participants"], allow_unequal=True)
+        return cls(**{"step_size": step, "participation": drawn, **known, **others})
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for ``fald.sample``."""
+        return {field.name: getattr(self, field.name) for field in fields(Setting)}
+
+
+def method_settings() -> dict[str, Any]:
+    """Defaults of the settings that are a method's own, by name; None where there is none.
+
+    Examples
+    --------
+    >>> sorted(method_settings())[:3]
+    ['batch_size', 'clip_norm', 'correlation']
+    """
+    own = {field.name: field.default for field in fields(Setting) if field.name != "participation"}
+    return {**own, "local_steps": None, "step_size": None}
