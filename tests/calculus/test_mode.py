@@ -144,9 +144,7 @@ def test_third_derivatives_and_scatter_of_a_client():
     for q, skew in zip(own.directions.T, own.skews):
         bent = []
         for e in np.eye(4):
-            up, down = (
-                prepare.client_model(site, theta + s * h * e, data.num_rows).hessian for s in (1, -1)
-            )
+            up, down = (prepare.client_model(site, theta + s * h * e, data.num_rows).hessian for s in (1, -1))
             bent.append(q @ (up - down) @ q / (2 * h))
         np.testing.assert_allclose(skew, bent, rtol=1e-6, atol=1e-5 * np.abs(own.hessian).max())
     with jax.enable_x64(True):

@@ -36,14 +36,7 @@ def takes(name: str) -> set[str]:
 
 
 def by_name(name: str, **settings: Any) -> Method:
-    """Make a method from its name and settings.
-
-    Parameters
-    ----------
-    name
-        One of ``METHODS``.
-    settings
-        Those of its function.
+    """Make a method from its name, one of ``METHODS``, and the settings of its function.
 
     Raises
     ------
@@ -93,13 +86,7 @@ def reveals_of(name: str) -> Reveals:
 
 
 def declaring(wanted: Callable[[About], bool]) -> list[str]:
-    """Names of the methods whose declaration has a property.
-
-    Examples
-    --------
-    >>> "fa-ld" in declaring(lambda about: about.participation == "any")
-    True
-    """
+    """Names of the methods whose declaration has a property."""
     found = {name: declared(name) for name in METHODS}
     return [name for name, about in found.items() if about is not None and wanted(about)]
 
@@ -125,7 +112,7 @@ def participants(method: Method, asked: Participation | None) -> Participation:
     """
     allowed, name = method.about.participation, method.about.name
     if isinstance(allowed, Participation):
-        if asked is not None and asked != allowed:
+        if asked not in (None, allowed):
             count = allowed.num_participants
             raise ConfigError(
                 f"{name} needs {'one client' if count == 1 else f'{count} clients'} a round, drawn "

@@ -315,7 +315,9 @@ class Study(_Section):
         d = self.data
         scaling = {c: (s.center, s.scale) for c, s in d.scaling.items() if c != d.target}
         categories = {c: levels for c, levels in d.categories.items() if c != d.target}
-        features = encode_features(read_table(path), str(path), d.features, categories, scaling)
+        features = encode_features(
+            read_table(path), str(path), d.features, categories=categories, scaling=scaling
+        )
         return features if d.bounds is None else np.clip(features, *d.bounds)
 
     def build_model(self, features: Iterable[str]) -> Model:
