@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 from fald.core.errors import ConfigError
 
 
-def check_number(name: str, value: Any, low: float, high: float, *, rule: str) -> float:
+def check_number(name: str, value: Any, low: float = 0, high: float = math.inf, *, rule: str) -> float:
     """Return ``value`` as a float within limits, or raise ``ConfigError`` naming it.
 
     Examples
@@ -16,9 +17,8 @@ def check_number(name: str, value: Any, low: float, high: float, *, rule: str) -
     >>> check_number("correlation", 1, 0, 1, rule="between 0 and 1")
     1.0
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{name} must be {rule}; got {value!r}")
-    if not low <= value <= high:
+    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not (number and low <= value <= high):
         raise ConfigError(f"{name} must be {rule}; got {value!r}")
     return float(value)
 

@@ -11,7 +11,6 @@ posterior, and adds noise of variance 2ητ.
 from __future__ import annotations
 
 import hashlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -225,7 +224,7 @@ class Peer(Method):
     def __post_init__(self) -> None:
         if "step_size" in self._numbers:
             check_positive("step-size", self.step_size)
-        check_number("temperature", self.temperature, 0, math.inf, rule="a number ≥ 0")
+        check_number("temperature", self.temperature, rule="a number ≥ 0")
         if self.batch_size is not None:
             check_count("batch-size", self.batch_size, 1)
 
