@@ -37,7 +37,7 @@ def test_run_diagnose_predict(folder):
 
 def test_json_is_one_document_and_quiet_is_quiet(folder):
     command = [*FALD, "run", "study.toml", "--json", "--quiet", "--out", "o"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert json.loads(done.stdout)["settings"]["local_steps"] == 2
@@ -229,7 +229,7 @@ def test_a_full_disk_is_reported_and_what_was_saved_stays(folder):
         "from fald.cli.main import main; main()"
     )
     command = [sys.executable, "-c", limited, "run", "study.toml", "-q", "--set", "num-rounds=8000"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 8, (done.returncode, done.stderr)
     assert "disk is full" in done.stderr
     assert not list(folder.rglob("*.tmp"))
