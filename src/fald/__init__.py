@@ -12,7 +12,7 @@ from fald.core import errors
 from fald.core.errors import FaldError
 from fald.core.version import __version__
 from fald.langevin import compressors
-from fald.langevin.engines import InProcess
+from fald.langevin.inprocess import InProcess
 from fald.langevin.sampling import sample
 from fald.problem import models, partition
 from fald.problem.data import FederatedData

@@ -115,8 +115,8 @@ def test_signatures_at_the_limit_pass():
 
 # class names of two rooms, still to be told apart; nothing may be added
 TWICE = {
-    "Batch", "Chain", "Check", "Drawn", "Explorer", "Frame", "FrontPoint", "Goal", "Ledger", "Outcome", "Plan",
-    "Problem", "Proposal", "Run", "Session", "Site", "Work",
+    "Batch", "Chain", "Check", "Drawn", "Explorer", "Frame", "FrontPoint", "Goal", "Ledger", "Outcome",
+    "Plan", "Problem", "Proposal", "Run", "Session", "Site", "Work",
 }  # fmt: skip
 
 

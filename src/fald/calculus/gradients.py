@@ -34,29 +34,12 @@ def choose_without_replacement(
 ) -> jax.Array:
     """Draw ``count`` distinct indices from ``range(population)``, every subset equally likely.
 
-    A partial Fisher–Yates shuffle in O(count log count), without the array that it would shuffle:
-    step i swaps position i with position j_i ≥ i, and where a position's value came from is found
-    by following the swaps back.
-
-    Parameters
-    ----------
-    rng_key
-        Key of this draw.
-    population
-        Number of things to choose from; may be traced.
-    count
-        How many; static. Where it exceeds ``population``, entry i ≥ population is i itself and the
-        entries before it are a permutation of the whole population.
-    step
-        Which draw of this key.
-    most
-        No population is larger; static. It changes the speed alone.
-
-    Returns
-    -------
-    jax.Array
-        (count,) int32, in random order. A single index is off the uniform law by less than
-        population / 2³².
+    A partial Fisher–Yates shuffle in O(count log count), without the array that it would shuffle: step i
+    swaps position i with position j_i ≥ i, and where a position's value came from is found by following the
+    swaps back. ``population`` may be traced. Where the static ``count`` exceeds it, entry i ≥ population is i
+    itself and the entries before it are a permutation of the whole population. ``most``, which no population
+    exceeds, changes the speed alone. Indices are int32 in random order, each off the uniform law by less
+    than population / 2³².
 
     Examples
     --------
@@ -134,28 +117,15 @@ def _each(function: Callable, rows: PyTree) -> PyTree:
 
 
 class Rows(NamedTuple):
-    """Where one client's rows are in the flat storage of all.
-
-    Attributes
-    ----------
-    flat
-        The flat rows.
-    offset, size, total
-        The client's first row, how many it has, and how many all clients have.
-    capacity, exact
-        Static: the length that clients of one size class share, and whether all of them have exactly so many
-        rows. A smaller client repeats its last row under a mask.
-    held
-        All rows of the client, if they were taken out of the storage already.
-    """
+    """Where one client's rows are in the flat storage of all."""
 
     flat: PyTree
-    offset: Any
-    size: Any
-    total: Any
-    capacity: int = 0
-    exact: bool = False
-    held: Batch | None = None
+    offset: Any  # the client's first row
+    size: Any  # its rows
+    total: Any  # the rows of all clients
+    capacity: int = 0  # length that clients of a size class share; a smaller one repeats its last row masked
+    exact: bool = False  # whether all clients of the class have exactly so many rows
+    held: Batch | None = None  # all rows of the client, if they were taken out of the storage already
 
     def hold(self) -> Rows:
         """The same, with the rows taken out once for all that looks at them."""

@@ -44,55 +44,27 @@ _RUNNING = 5e-3  # a last step longer than this part of the way is one of a sear
 
 
 class LocalModel(NamedTuple):
-    """One client's energy f^c = ℓ^c/p_c − log π0 near a position, and how much its rows differ there.
+    """One client's energy f^c = ℓ^c/p_c − log π0 near a position, and how much its rows differ there."""
 
-    Attributes
-    ----------
-    gradient, hessian
-        (d,) ∇f^c and (d, d) ∇²f^c.
-    directions
-        (d, d) eigenvectors q_k of the Hessian, in columns.
-    skews
-        (d, d) row k: ∇(q_kᵀ∇²f^c q_k), how the gradient bends along q_k.
-    scatter
-        (d, d) covariance of the gradients ∇l(θ; x_ci) over the client's rows; zero for a single row.
-    """
-
-    gradient: Array
-    hessian: Array
-    directions: Array
-    skews: Array
-    scatter: Array
+    gradient: Array  # (d,) ∇f^c
+    hessian: Array  # (d, d) ∇²f^c
+    directions: Array  # (d, d) eigenvectors q_k of the Hessian, in columns
+    skews: Array  # (d, d) row k: ∇(q_kᵀ∇²f^c q_k), how the gradient bends along q_k
+    scatter: Array  # (d, d) covariance of ∇l(θ; x_ci) over the client's rows; zero for a single row
 
 
 @dataclass(frozen=True, eq=False)
 class Preparation:
-    """Mode of the joint posterior and the local model of every client there.
+    """Mode of the joint posterior and the local model of every client there."""
 
-    Attributes
-    ----------
-    mode, start
-        (d,) θ*, and where the search, like the chains, started.
-    hessian
-        (d, d) ∇²f(θ*), the precision of the Laplace approximation at temperature 1.
-    local
-        Every client's energy near θ*.
-    sizes, clients
-        (N,) rows n_c, and the clients' names.
-    parameters
-        A name for every entry of the flat position.
-    num_exchanges
-        Times that the server asked all clients and waited, the last one for ``local`` included.
-    """
-
-    mode: Array
-    start: Array
-    hessian: Array
-    local: tuple[LocalModel, ...]
-    sizes: Array
+    mode: Array  # (d,) θ*
+    start: Array  # (d,) where the search, like the chains, started
+    hessian: Array  # (d, d) ∇²f(θ*), the precision of the Laplace approximation at temperature 1
+    local: tuple[LocalModel, ...]  # every client's energy near θ*
+    sizes: Array  # (N,) rows n_c
     clients: tuple[str, ...]
-    parameters: tuple[str, ...]
-    num_exchanges: int
+    parameters: tuple[str, ...]  # a name for every entry of the flat position
+    num_exchanges: int  # times that the server asked all clients and waited, the last for ``local`` included
 
     @property
     def weights(self) -> Array:
@@ -123,14 +95,7 @@ def _prior_bends(model: Model, theta: jax.Array, directions: jax.Array):
 
 
 def client_model(site: Site, position: ArrayLike, num_rows: int) -> LocalModel:
-    """Report one client's energy f^c near a position, as the planner needs it.
-
-    Parameters
-    ----------
-    site, position
-        As in ``client_report``.
-    num_rows
-        n, the rows of all clients together; the client's weight is p_c = n_c/n.
+    """Report one client's energy f^c near a position, as the planner needs it; p_c = n_c/``num_rows``.
 
     Examples
     --------
@@ -161,29 +126,15 @@ def client_model(site: Site, position: ArrayLike, num_rows: int) -> LocalModel:
 
 
 class Descent(NamedTuple):
-    """Where damped Newton steps ended.
-
-    Attributes
-    ----------
-    position, report
-        The last position (d,), and the energy with its derivatives there.
-    first
-        The report at the start.
-    step, decrement
-        The last step (d,), and its length in posterior standard deviations.
-    exchanges
-        Times that the energy was asked for.
-    failed
-        Why they ended before a mode was reached; empty if it was.
-    """
+    """Where damped Newton steps ended."""
 
     position: Array
-    report: Report
-    first: Report
-    step: Array
-    decrement: float
-    exchanges: int
-    failed: str = ""
+    report: Report  # the energy with its derivatives there
+    first: Report  # the same at the start
+    step: Array  # the last one
+    decrement: float  # its length in posterior standard deviations
+    exchanges: int  # times that the energy was asked for
+    failed: str  # why they ended before a mode was reached; empty if it was
 
 
 def descend(

@@ -25,22 +25,12 @@ _MOST_EVALUATIONS = 2000
 
 
 class Extremes(NamedTuple):
-    """Where the mode is, how far the start is from it, and the curvatures of the posterior.
+    """Where the mode is, how far the start is from it, and the curvatures of the posterior."""
 
-    Attributes
-    ----------
-    mode
-        (d,) θ*.
-    distance
-        ‖start − θ*‖.
-    least, largest
-        Least eigenvalue of ∇²f(θ*), and the largest of those at the mode and at the start.
-    """
-
-    mode: Array
-    distance: float
-    least: float
-    largest: float
+    mode: Array  # (d,) θ*
+    distance: float  # ‖start − θ*‖
+    least: float  # eigenvalue of ∇²f(θ*)
+    largest: float  # of the eigenvalues at the mode and at the start
 
 
 def extremes(model: Model, data: FederatedData, start: ArrayLike | None = None) -> Extremes:

@@ -19,49 +19,24 @@ from fald.problem.model import Model
 
 
 class Local(NamedTuple):
-    """What a method may use at one client in one round of one chain.
+    """What a method may use at one client in one round of one chain."""
 
-    Attributes
-    ----------
-    energy, grad
-        ``(position, step) -> f̃^c`` and ``-> ∇f̃^c``; ``step`` counts within the round and addresses
-        the batch.
-    share, weight
-        p_c, and w_c, the weight of this upload in this round's average.
-    shared_key, own_key
-        Noise keys: equal at all clients, and this client's own.
-    first_step
-        Local steps done in all rounds before this one.
-    full_grad, hessian
-        ``position -> ∇f^c`` and ``-> ∇²f^c`` on all rows, whatever the batch.
-    prior_grad
-        ``position -> −∇log π0``, which every ∇f^c contains in full.
-    choice_key
-        This client's key for what else a method draws, such as the rounding of a compressor.
-    client, num_clients, round
-        Index of this client, N, and the index of this round.
-    chance
-        E[w_c]; w_c/chance weighs an upload so that sums over participants are unbiased for sums over all.
-    always
-        Static: whether every client takes part in every round.
-    """
-
-    energy: Callable
-    grad: Callable
-    share: jax.Array
-    weight: jax.Array
-    shared_key: jax.Array
-    own_key: jax.Array
-    first_step: jax.Array
-    full_grad: Callable
-    hessian: Callable
-    prior_grad: Callable
-    choice_key: jax.Array
-    client: jax.Array
-    num_clients: int
-    round: jax.Array
-    chance: jax.Array
-    always: bool
+    energy: Callable  # (position, step) -> f̃^c; the step counts within the round and addresses the batch
+    grad: Callable  # (position, step) -> ∇f̃^c
+    share: jax.Array  # p_c
+    weight: jax.Array  # w_c, of this upload in this round's average
+    shared_key: jax.Array  # of noise that is equal at all clients
+    own_key: jax.Array  # of this client's own noise
+    first_step: jax.Array  # local steps done in all rounds before this one
+    full_grad: Callable  # position -> ∇f^c on all rows, whatever the batch
+    hessian: Callable  # position -> ∇²f^c on all rows
+    prior_grad: Callable  # position -> −∇log π0, which every ∇f^c contains in full
+    choice_key: jax.Array  # of what else a method draws here, such as the rounding of a compressor
+    client: jax.Array  # index of this client
+    num_clients: int  # N
+    round: jax.Array  # index of this round
+    chance: jax.Array  # E[w_c]: weighed by w_c/chance, sums over participants are unbiased for sums over all
+    always: bool  # static: whether every client takes part in every round
 
 
 class Setup(NamedTuple):

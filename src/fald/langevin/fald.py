@@ -83,12 +83,10 @@ class FALD(Method):
     def settings(self) -> dict[str, Any]:
         """Settings as plain values."""
         own = {f.name: getattr(self, f.name) for f in fields(FALD) if f.name in method_settings()}
-        step = self.step_size
+        step: Any = self.step_size
         if callable(step):
-            own["step_size"] = {
-                "schedule": type(step).__name__,
-                **(asdict(step) if is_dataclass(step) else {}),
-            }  # type: ignore[arg-type]
+            written = asdict(step) if is_dataclass(step) else {}
+            own["step_size"] = {"schedule": type(step).__name__, **written}
         compressed = {} if self.compressor is None else {"compressor": self.compressor.settings()}
         return {"method": self.name, **own, **compressed}
 

@@ -246,10 +246,6 @@ def _draw_capacity(problem: Problem) -> int:
     return int(np.clip(_DRAW_BYTES // (numbers * float_dtype().itemsize), 1, _MOST_DRAWS))
 
 
-def _row_bytes(data: FederatedData) -> int:
-    return row_numbers(data.rows) * float_dtype().itemsize
-
-
 def as_device(array: Any) -> jax.Array | Split:
     """Move rows to JAX; float rows get the run's type, everything else stays as stored.
 
@@ -279,21 +275,18 @@ def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Table
     everyone = problem.participation.scheme == "full"
     batches_only = method.batch_size is not None and not method.all_rows
     full_batches = method.batch_size is not None and method.batch_size <= int(sizes.min())
+    largest, one_class = int(sizes.max()), np.zeros(len(sizes), int)
     if batches_only:
-        assert method.batch_size is not None
-        rows_at_once = min(method.batch_size, int(sizes.max()))
-        class_of, classes = np.zeros(len(sizes), int), [SizeClass(0, False, len(sizes))]
+        rows_at_once = min(method.batch_size or largest, largest)
+        class_of, classes = one_class, [SizeClass(0, False, len(sizes))]
     else:
-        rows_at_once = int(sizes.max())
+        rows_at_once = largest
         class_of, classes = size_classes(sizes, capacities)
-    chains_together = problem.num_chains * rows_at_once * _row_bytes(data) <= _GATHER_BYTES
+    gathered = problem.num_chains * rows_at_once * row_numbers(data.rows) * float_dtype().itemsize
+    chains_together = gathered <= _GATHER_BYTES
     if chains_together and not everyone and not batches_only:
         # chains at different clients side by side need one common length
-        cap = int(sizes.max())
-        class_of, classes = (
-            np.zeros(len(sizes), int),
-            [SizeClass(cap, bool(np.all(sizes == cap)), len(sizes))],
-        )
+        class_of, classes = one_class, [SizeClass(largest, bool(np.all(sizes == largest)), len(sizes))]
     classes = [
         k._replace(together=_side_by_side(problem, k, rows_at_once if batches_only else k.capacity))
         for k in classes

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fald.calculus.sums import MAX_DIM
 from fald.core.checks import check_count, check_number, check_positive
 from fald.core.errors import DataError
 from fald.core.reveals import UNDECLARED, Reveals
@@ -31,7 +32,6 @@ from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.settings.participation import Participation
 
-MAX_DIM = 500  # parameters of methods that send matrices
 Answers = Mapping[str, Any]
 
 
@@ -58,62 +58,29 @@ class Cost(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client sends back.
+    """What a client sends back."""
 
-    Attributes
-    ----------
-    position
-        Where the client ended, or where it alone would have moved the chain.
-    energy
-        Its energy at the position that was broadcast.
-    extra
-        Whatever else the server's part needs.
-    spent
-        What the round cost this client; left out where ``Method.cost`` says it.
-    """
-
-    position: jax.Array
-    energy: jax.Array
-    extra: PyTree = ()
-    spent: Spent | tuple[()] = ()
+    position: jax.Array  # where the client ended, or where it alone would have moved the chain
+    energy: jax.Array  # at the position that was broadcast
+    extra: PyTree = ()  # whatever else the server's part needs
+    spent: Spent | tuple[()] = ()  # what the round cost; left out where ``Method.cost`` says it
 
 
 @dataclass(frozen=True)
 class About:
-    """What a method declares of itself.
+    """What a method declares of itself."""
 
-    Attributes
-    ----------
-    name, settings
-        What results call the method, and all its settings as plain values, for the record.
-    reveals
-        What leaves a client.
-    local_steps, batch_size, step_size
-        Steps that a client takes per round; rows per stochastic gradient, None: all; η, a schedule, or None
-        where the method has no step.
-    point_estimate
-        Whether the method converges to a point instead of drawing from a posterior.
-    all_rows
-        Whether clients look at all their rows although ``batch_size`` is set.
-    preparation_rounds
-        Rounds at the start that make no draws; the warm-up must cover them.
-    participation
-        Who takes part: ``"any"`` scheme, ``"full"`` only, or the one scheme that the method has.
-    client_steps
-        Whether steps of size η follow single clients' energies, whose curvature then limits η.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    reveals: Reveals
-    local_steps: int
-    batch_size: int | None
-    step_size: StepSize | None
-    point_estimate: bool
-    all_rows: bool
-    preparation_rounds: int
-    participation: Literal["any", "full"] | Participation
-    client_steps: bool
+    name: str  # what results call it
+    settings: Mapping[str, Any]  # all of them as plain values, for the record
+    reveals: Reveals  # what leaves a client
+    local_steps: int  # that a client takes per round
+    batch_size: int | None  # rows per stochastic gradient; None: all
+    step_size: StepSize | None  # η, a schedule, or None where the method has no step
+    point_estimate: bool  # whether it converges to a point instead of drawing from a posterior
+    all_rows: bool  # whether clients look at all their rows although there is a batch size
+    preparation_rounds: int  # at the start, which make no draws; the warm-up must cover them
+    participation: Literal["any", "full"] | Participation  # what it allows; or the one scheme that it has
+    client_steps: bool  # whether steps of size η follow single clients' energies, whose curvature limits η
 
 
 class Method(ABC):

@@ -25,13 +25,7 @@ METHODS = Registry(
 
 
 def takes(name: str) -> set[str]:
-    """Settings that the method of this name has.
-
-    Examples
-    --------
-    >>> sorted(takes("sgld"))
-    ['batch_size', 'step_size', 'temperature']
-    """
+    """Settings that the method of this name has."""
     return set(inspect.signature(METHODS[name]).parameters) - {"option", "name"}
 
 
@@ -64,13 +58,7 @@ def by_name(name: str, **settings: Any) -> Method:
 
 @functools.cache
 def declared(name: str) -> About | None:
-    """What the method of a name declares where only what it needs is set; None if it cannot be made so.
-
-    Examples
-    --------
-    >>> declared("fa-ld").reveals.sums
-    True
-    """
+    """What the method of a name declares where only what it needs is set; None if it cannot be made so."""
     needed = inspect.signature(METHODS[name]).parameters.values()
     given = {p.name: 1 for p in needed if p.default is inspect.Parameter.empty and p.name in takes(name)}
     try:
@@ -92,24 +80,12 @@ def declaring(wanted: Callable[[About], bool]) -> list[str]:
 
 
 def with_law() -> list[str]:
-    """Names of FA-LD and of its special cases that sample: what accounting and the exact law cover.
-
-    Examples
-    --------
-    >>> with_law()
-    ['fa-ld', 'sgld']
-    """
+    """Names of FA-LD and of its special cases that sample: what accounting and the exact law cover."""
     return declaring(lambda about: about.reveals.accounted and not about.point_estimate)
 
 
 def participants(method: Method, asked: Participation | None) -> Participation:
-    """Who takes part: what was asked for, if the method allows it, or its default.
-
-    Raises
-    ------
-    ConfigError
-        If the method does not allow it.
-    """
+    """Who takes part: what was asked for, or the method's default; ``ConfigError`` if it allows neither."""
     allowed, name = method.about.participation, method.about.name
     if isinstance(allowed, Participation):
         if asked not in (None, allowed):

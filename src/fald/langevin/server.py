@@ -14,24 +14,12 @@ _STREAMS = (Stream.SHARED_NOISE, Stream.SERVER_CHOICE)
 
 
 class Server(NamedTuple):
-    """What a method may use at the server in one round of one chain.
+    """What a method may use at the server in one round of one chain."""
 
-    Attributes
-    ----------
-    noise_key
-        Key of the noise that all clients share, so that noise added here equals noise of correlation 1.
-    choice_key
-        Key of what else the server draws.
-    round
-        Index of this round.
-    weights
-        (slots,) w_c of the uploads; zero: an empty slot.
-    """
-
-    noise_key: jax.Array
-    choice_key: jax.Array
+    noise_key: jax.Array  # of noise that all clients share: added here, it equals noise of correlation 1
+    choice_key: jax.Array  # of what else the server draws
     round: jax.Array
-    weights: jax.Array
+    weights: jax.Array  # (slots,) w_c of the uploads; zero: an empty slot
 
     @classmethod
     def at(cls, chain_key: jax.Array, round_index, weights: jax.Array) -> Server:

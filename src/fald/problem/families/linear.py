@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fald.core.checks import check_positive
 from fald.core.types import float_dtype
+from fald.problem.data import FederatedData
 from fald.problem.families.base import Features, feature_names, linear_predictor, normal_logprior, outcomes
 from fald.problem.model import Model
 
@@ -66,6 +67,9 @@ def linear_regression(
     def constrain_fn(p):
         return without_scale(p) | ({} if known is not None else {"noise_scale": jnp.exp(log_scale(p))})
 
+    def check_fn(data: FederatedData) -> None:
+        outcomes(data, names)
+
     def simulate_fn(key, p, x):
         return linear_predictor(p, x) + jnp.exp(log_scale(p)) * jax.random.normal(key, dtype=float_dtype())
 
@@ -78,6 +82,6 @@ def linear_regression(
         constrain_fn=constrain_fn,
         dims={"coefficient": ["feature"]},
         coords={"feature": names},
-        check_fn=lambda data: outcomes(data, names),
+        check_fn=check_fn,
         name="linear",
     )
