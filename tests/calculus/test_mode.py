@@ -264,6 +264,7 @@ def test_every_step_goes_down_and_counts():
         asked.append(xs)
         return np.sum(np.cosh(xs), -1)
 
-    mode, _, exchanges = prepare.find_mode(report_fn, values_fn, [20.0, -3.0])
-    np.testing.assert_allclose(mode, 0, atol=1e-8)
-    assert exchanges == len(asked)
+    found = prepare.descend(report_fn, values_fn, [20.0, -3.0])
+    prepare.check_mode(found)
+    np.testing.assert_allclose(found.position, 0, atol=1e-8)
+    assert found.exchanges == len(asked)

@@ -102,9 +102,8 @@ class InProcess:
     def init(self, problem: Problem, positions: jax.Array) -> RunState:
         """State of chains that start at ``positions`` (chains, dim)."""
         server, memory = jax.vmap(problem.method.init)(positions)
-        memory = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (problem.data.num_clients, *leaf.shape)), memory
-        )
+        clients = problem.data.num_clients
+        memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *leaf.shape)), memory)
         return RunState(0, server, (memory, tally.start(problem)))
 
     def gather(self, method: Method, model: Model, data: FederatedData) -> dict[str, Any]:
@@ -117,8 +116,7 @@ class InProcess:
 
     def most_rounds(self, problem: Problem, state: RunState) -> int:
         """Rounds until the draw buffer of one call is full."""
-        capacity = _draw_capacity(problem)
-        full = problem.num_kept(state.round) + capacity
+        full = problem.num_kept(state.round) + _draw_capacity(problem)
         return max(1, problem.num_warmup + full * problem.thinning - state.round)
 
     def advance(self, problem: Problem, state: RunState, num_rounds: int) -> tuple[RunState, Records, float]:
@@ -134,11 +132,8 @@ class InProcess:
             sizes = problem.data.sizes.astype(drift.dtype)
             fixed = np.arange(len(sizes), dtype=np.int32), sizes / sizes.dtype.type(problem.data.num_rows)
             who = [np.broadcast_to(each, drift.shape) for each in fixed]
-        return (
-            RunState(end, server, memory),
-            Records(rounds, position, of_draw, who[0], who[1], drift),
-            float(energy),
-        )
+        records = Records(rounds, position, of_draw, who[0], who[1], drift)
+        return RunState(end, server, memory), records, float(energy)
 
     def _advance_together(self, problem: Problem, state: RunState, num_rounds: int, num_kept: int):
         """All rounds of a group of chains in one compiled call; the next call takes over its draw buffers."""
@@ -204,9 +199,7 @@ class InProcess:
         server, memory = state.server, state.memory
         for r in range(state.round, state.round + num_rounds):
             server, memory, uploads, drawn = compiled.one_round(given, (server, memory), np.int32(r))
-            betas = np.asarray(uploads.position)
-            weights = np.asarray(drawn.weight)
-            bad = ~np.isfinite(betas) & (weights > 0).T[:, :, None]
+            bad = ~np.isfinite(np.asarray(uploads.position)) & (np.asarray(drawn.weight) > 0).T[:, :, None]
             if bad.any():
                 slot, chain, parameter = (int(i) for i in np.argwhere(bad)[0])
                 return Failure(r + 1, chain, int(np.asarray(drawn.client)[chain, slot]), parameter)
@@ -287,10 +280,9 @@ def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Table
     if chains_together and not everyone and not batches_only:
         # chains at different clients side by side need one common length
         class_of, classes = one_class, [SizeClass(largest, bool(np.all(sizes == largest)), len(sizes))]
-    classes = [
-        k._replace(together=_side_by_side(problem, k, rows_at_once if batches_only else k.capacity))
-        for k in classes
-    ]
+    for number, k in enumerate(classes):  # small clients side by side: a call for each would cost more
+        numbers = _numbers_at_once(problem, rows_at_once if batches_only else k.capacity)
+        classes[number] = k._replace(together=min(k.members, max(1, _WORK_AT_ONCE // numbers)))
     members = tuple(np.flatnonzero(class_of == k).astype(np.int32) for k in range(len(classes)))
     tables = Tables(
         rows=jax.tree.map(as_device, data.rows),
@@ -307,12 +299,6 @@ def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Table
 def _numbers_at_once(problem: Problem, rows: int) -> int:
     """Numbers that one step at one client reads, for all chains; a measure of its work."""
     return problem.num_chains * (max(rows, 1) * row_numbers(problem.data.rows) + problem.model.dim)
-
-
-def _side_by_side(problem: Problem, size_class: SizeClass, rows: int) -> int:
-    """Small clients side by side: one call for each would cost more than its work."""
-    numbers = _numbers_at_once(problem, rows)
-    return min(size_class.members, max(1, _WORK_AT_ONCE // numbers))
 
 
 def _worth_threads(problem: Problem, classes: list[SizeClass], rows: int) -> bool:

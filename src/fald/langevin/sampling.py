@@ -265,12 +265,10 @@ def _check_schedule(method: Method, num_rounds: int) -> None:
 
 
 def _start(model: Model, initial_position: Position | None, num_chains: int) -> jax.Array:
-    template = model.flat_initial_position
     if initial_position is None:
-        return jnp.tile(template, (num_chains, 1))
-    structure = jax.tree.structure(model.initial_position)
+        return jnp.tile(model.flat_initial_position, (num_chains, 1))
     given = as_floats(initial_position)
-    if jax.tree.structure(given) != structure:
+    if jax.tree.structure(given) != jax.tree.structure(model.initial_position):
         raise ConfigError("initial-position must have the structure of the model's initial_position")
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(model.initial_position)]
     found = [np.shape(leaf) for leaf in jax.tree.leaves(given)]

@@ -71,7 +71,7 @@ class FederatedData:
     def __post_init__(self):
         offsets = np.asarray(self.offsets)
         object.__setattr__(self, "offsets", offsets)
-        if offsets.ndim != 1 or len(offsets) != len(self.names) + 1 or len(self.names) == 0:
+        if offsets.ndim != 1 or not 1 < len(offsets) == len(self.names) + 1:
             raise DataError(
                 f"offsets must have one entry more than there are clients; got {len(offsets)} "
                 f"for {len(self.names)} clients"
