@@ -302,7 +302,7 @@ def chain(problem: Problem, setting: Setting) -> Chain:
     if s.temperature == 0:
         raise ConfigError("temperature must be > 0 here: at 0 there is a point estimate and no law; got 0")
     values, basis, centers = problem.spectrum
-    drawn = gaussian._drawn(problem.weights, s.participation, s.noise)
+    drawn = gaussian.drawn(problem.weights, s)
     rounds = _rounds(values, s, drawn)
     rates, turn, mean, covariance = _limit(problem, s, rounds)
     posterior = s.temperature * np.linalg.inv(problem.precision)
@@ -324,10 +324,10 @@ def _limit(problem: Problem, s: Setting, rounds: _Rounds) -> tuple[Array, Array,
     q, f = rounds.chance, rounds.spread
     average = _mixed(basis, q[:, None] * rounds.gain)
     if not np.isfinite(average).all():
-        raise gaussian._not_contracting(math.inf)
+        raise gaussian.not_contracting(math.inf)
     rates, turn = np.linalg.eigh(average)
     if rates[0] <= len(rates) * np.finfo(float).eps * rates[-1] or rates[-1] >= 2:
-        raise gaussian._not_contracting(float(np.max((1 - rates) ** 2)))
+        raise gaussian.not_contracting(float(np.max((1 - rates) ** 2)))
     pull = _turned(basis, rounds.gain * centers)
     mean = turn @ ((turn.T @ (q @ pull)) / rates)
     added = _added(problem, s, rounds)
@@ -436,7 +436,7 @@ def _fixed_covariance(added: Array, rates: Array, basis: Array, rounds: _Rounds)
         fresh = residual / pairs
         size, before = float(np.sum(residual * fresh)), size
         step = fresh + (size / before) * step
-    raise gaussian._not_contracting(1.0)
+    raise gaussian.not_contracting(1.0)
 
 
 def _bend(problem: Problem, s: Setting, rounds: _Rounds, covariance: Array, posterior: Array) -> Array:
