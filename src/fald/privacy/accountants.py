@@ -18,16 +18,8 @@ from fald.privacy.compose import Loss
 class Releases(NamedTuple):
     """The local steps of one client that an accountant is made for.
 
-    Attributes
-    ----------
-    multipliers, counts
-        Noise multipliers that occur, and how often each is expected to.
-    rows, size
-        Rows of a batch and of the client.
-    sampling
-        How batches are drawn.
-    delta
-        The δ at which the result will be read.
+    ``multipliers`` of noise that occur, and ``counts`` of how often each is expected to; ``rows`` of a batch
+    and ``size`` of the client; how batches are drawn; the ``delta`` at which the result will be read.
     """
 
     multipliers: np.ndarray

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from fald.problem.data import FederatedData
     from fald.problem.model import Model
 
-_MOST_READINGS = 40
-
 
 @dataclass(frozen=True)
 class Protection:
