@@ -33,7 +33,7 @@ _MOST_WORK = 2e8  # rows times squared parameters, beyond which predicting after
 
 
 def setting_of(settings: Mapping[str, Any]) -> tuple[Setting, str]:
-    """Setting of the law for a run, and a remark where they differ; refused where the law does not cover it."""
+    """Setting of the law for a run, and a remark where they differ; refused if the law does not cover it."""
     if settings.get("method") not in with_law():
         covered = " and ".join(name.upper() for name in with_law())
         raise ConfigError(f"the law covers {covered}; the method is {settings.get('method')!r}")
@@ -55,10 +55,10 @@ def foresee(
 ) -> dict[str, Any]:
     """Prediction and guarantee for a run, as plain values for the attributes of its result.
 
-    ``settings`` are those of ``fald.results.tree.settings_of``; ``problem`` is given when it is there already.
-    ``predicted`` and ``guaranteed`` are None, with a reason in ``no_prediction`` and ``no_guarantee``, where there
-    is none. Never raises because of the run. A private run gets no prediction: it would come from exact sums
-    over rows.
+    ``settings`` are those of ``fald.results.tree.settings_of``; ``problem`` is given when it is there
+    already. ``predicted`` and ``guaranteed`` are None, with a reason in ``no_prediction`` and
+    ``no_guarantee``, where there is none. Never raises because of the run. A private run gets no prediction:
+    it would come from exact sums over rows.
     """
     absent = {"predicted": None, "guaranteed": None, "remark": ""}
     try:

@@ -36,8 +36,8 @@ _FULL = full()
 class FrontPoint:
     """One run that no other run beats in rounds, accuracy and privacy at once.
 
-    ``error`` is predicted: the larger of bias and sd error, from the end of the warm-up on. ``privacy`` is the
-    loss, less is better: ``privacy_fn`` of the run, or μ per unit of sensitivity.
+    ``error`` is predicted: the larger of bias and sd error, from the end of the warm-up on. ``privacy`` is
+    the loss, less is better: ``privacy_fn`` of the run, or μ per unit of sensitivity.
     """
 
     setting: Setting

@@ -43,10 +43,10 @@ _MOST_CHANGE = 0.5  # of a curvature, by its third-order term
 class Goal:
     """What a run is to reach, from the end of the warm-up on and for all parameters.
 
-    ``bias`` is the largest shift of a posterior mean in posterior standard deviations, ``sd_error`` the largest
-    relative error of a standard deviation, ``w2`` the largest W2 distance in units of the parameters. ``ess`` are
-    effective draws of the slowest parameter over all chains; 0 asks only for the law to arrive. Each of
-    ``num_chains`` has at least ``ess_per_chain``: with 150 the split R-hat is near 1.007.
+    ``bias`` is the largest shift of a posterior mean in posterior standard deviations, ``sd_error`` the
+    largest relative error of a standard deviation, ``w2`` the largest W2 distance in units of the
+    parameters. ``ess`` are effective draws of the slowest parameter over all chains; 0 asks only for the law
+    to arrive. Each of ``num_chains`` has at least ``ess_per_chain``: with 150 the split R-hat is near 1.007.
     """
 
     bias: float = 0.05
@@ -73,8 +73,9 @@ class Goal:
 class Problem:
     """Local models of all clients, in coordinates whose origin is the mode; of f^c and not of p_c f^c.
 
-    ``directions``, ``skews`` and ``scatters`` as in ``fald.calculus.mode.LocalModel``, stacked; without them, or
-    without the clients' rows in ``sizes``, the third-order term or the noise of batches is left out.
+    ``directions``, ``skews`` and ``scatters`` as in ``fald.calculus.mode.LocalModel``, stacked; without
+    them, or without the clients' rows in ``sizes``, the third-order term or the noise of batches is left
+    out.
     """
 
     hessians: Array  # (N, d, d) H_c

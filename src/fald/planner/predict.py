@@ -30,11 +30,12 @@ _FORGOTTEN = Goal(bias=0.01, sd_error=0.01)
 class Prediction:
     """Errors of a chain against the posterior, by the law of the local models. Not a guarantee.
 
-    ``w2`` is in units of the parameters, ``w2_relative`` divided by √tr of the posterior covariance; ``bias`` is the
-    shift of a mean in posterior sds and ``sd_error`` the relative error of an sd, each of the worst parameter,
-    ``bias_parameter`` and ``sd_parameter``; ``shifts`` and ``sd_errors`` (d,) are those of all, signed.
-    ``autocorrelation_time`` is rounds per effective draw of the slowest parameter, ``forgotten`` the rounds until
-    mean and sd of every parameter are within 1% of a posterior sd of their limits.
+    ``w2`` is in units of the parameters, ``w2_relative`` divided by √tr of the posterior covariance;
+    ``bias`` is the shift of a mean in posterior sds and ``sd_error`` the relative error of an sd, each of
+    the worst parameter, ``bias_parameter`` and ``sd_parameter``; ``shifts`` and ``sd_errors`` (d,) are those
+    of all, signed. ``autocorrelation_time`` is rounds per effective draw of the slowest parameter,
+    ``forgotten`` the rounds until mean and sd of every parameter are within 1% of a posterior sd of their
+    limits.
     """
 
     w2: float
@@ -53,8 +54,9 @@ class Prediction:
 class Guarantee:
     """What the published bounds guarantee; ``None`` where they guarantee nothing, and ``reason`` says why.
 
-    ``w2`` is the bound with the settings and rounds of the run, ``terms`` are its named terms; ``num_rounds`` is
-    after how many rounds the bound certifies the W2 that is predicted, with the ``step_size`` it needs.
+    ``w2`` is the bound with the settings and rounds of the run, ``terms`` are its named terms;
+    ``num_rounds`` is after how many rounds the bound certifies the W2 that is predicted, with the
+    ``step_size`` it needs.
     """
 
     w2: float | None = None
@@ -76,8 +78,8 @@ class Trajectory(NamedTuple):
 def predict(problem: Problem, setting: Setting, num_rounds: float = math.inf) -> Prediction:
     """Errors of the position after some rounds from the start, a single point; in the limit unless given.
 
-    Exact for Gaussian energies with full participation and full batches. With drawn devices W2 is that of Gaussians
-    of the same moments, a lower bound. Settings with which the chain diverges are refused.
+    Exact for Gaussian energies with full participation and full batches. With drawn devices W2 is that of
+    Gaussians of the same moments, a lower bound. Settings with which the chain diverges are refused.
 
     Notes
     -----
