@@ -20,6 +20,7 @@ from fald.core.errors import ConfigError
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
 from fald.settings.participation import full
 from fald.theory import gaussian
+from fald.theory.measured import Measured
 
 Array = NDArray[Any]
 
@@ -129,9 +130,8 @@ def guarantee(problem: Problem, setting: Setting, num_rounds: float, epsilon: fl
     known, s = problem.constants, setting
     if known is None:
         return Guarantee(reason=problem.uncertified)
-    estimated = getattr(known, "estimated", [])
-    if estimated:
-        names = ", ".join(name.replace("_", "-") for name in estimated)
+    if isinstance(known, Measured) and known.estimated:
+        names = ", ".join(name.replace("_", "-") for name in known.estimated)
         return Guarantee(reason=f"only estimated, not bounded: {names}")
     if s.participation.scheme != "full" and s.noise == "realised":
         return Guarantee(reason='drawn devices are covered with noise = "paper" only')
