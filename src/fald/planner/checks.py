@@ -99,14 +99,7 @@ def checks(
 ) -> dict[str, Any]:
     """Prediction, guarantee and measurements of a finished run, side by side.
 
-    Parameters
-    ----------
-    tree, model, data
-        The result, and what it was made from.
-    doubling_rounds
-        Rounds of a run with twice the step size, to measure how the means move; 0 for the prediction only.
-    seed
-        Seed of that run.
+    With ``doubling_rounds``, a run of so many rounds with twice the step size measures how the means move.
 
     Returns
     -------
@@ -152,7 +145,7 @@ def _moments(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _halves(draws: np.ndarray, tree: xr.DataTree) -> dict[str, Any]:
     half = draws.shape[1] // 2
     if half < 2:
-        return {"w2_between_halves": None, "w2_between_halves_relative": None, "w2_from_noise_relative": None}
+        return dict.fromkeys(("w2_between_halves", "w2_between_halves_relative", "w2_from_noise_relative"))
     first, second = _moments(draws[:, :half]), _moments(draws[:, draws.shape[1] - half :])
     distance = float(gaussian.wasserstein2(*first, *second))
     size = math.sqrt(float(np.trace(_moments(draws)[1])))

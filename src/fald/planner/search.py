@@ -99,15 +99,11 @@ def fewest_rounds(
         arrival = law.arrival(goal)
         return math.inf if arrival is None else arrival + goal.draws * float(law.autocorrelation_time().max())
 
-    def shape(law: Chain) -> tuple[int, int, int] | None:
-        arrival = law.arrival(goal)
-        if arrival is None:
-            return None
-        thinning, kept = _draws(law, goal)
+    def shape(law: Chain) -> tuple[int, int, int]:
+        arrival, (thinning, kept) = law.arrival(goal) or 0, _draws(law, goal)
         if kept == 0:
             return max(arrival, 1), max(arrival, 1) - 1, 1
-        warmup = _up(arrival)
-        return warmup + thinning * _up(kept), warmup, thinning
+        return _up(arrival) + thinning * _up(kept), _up(arrival), thinning
 
     likes = _likes(problem, local_steps, fixed)
     plan = _search(problem, goal, likes, cost=cost, shape=shape, merit=lambda c: c.num_rounds)

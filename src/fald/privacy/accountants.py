@@ -52,21 +52,11 @@ class Steps(Protocol):
 
 @dataclass(frozen=True)
 class Accountant:
-    """One accountant.
-
-    Attributes
-    ----------
-    steps
-        ``(releases, total) -> Steps``; ``total`` gives the loss of the whole run from a candidate's steps.
-    says
-        What a privacy statement says of the method.
-    instead
-        Added where Rényi divergences had to take its place.
-    """
+    """One accountant: ``steps(releases, total)``, with ``total`` the loss of the run from candidate steps."""
 
     steps: Callable[[Releases, Callable[[Steps], Loss]], Steps]
-    says: str
-    instead: str = ""
+    says: str  # in a privacy statement, of the method
+    instead: str = ""  # added there where Rényi divergences had to take its place
 
 
 ACCOUNTANTS = Registry(

@@ -178,10 +178,8 @@ def statement(
 
 def _view(report: PrivacyReport) -> str:
     if report.view == "server":
-        return (
-            "View: the server, and whoever sees what it sees, reads every upload of every client and "
-            "everything that is broadcast. Other clients see less."
-        )
+        read = "reads every upload of every client and everything that is broadcast"
+        return f"View: the server, and whoever sees what it sees, {read}. Other clients see less."
     number = _COUNT_WORDS.get(report.num_colluders, f"at most {report.num_colluders} sites")
     return (
         "View: only weighted sums of uploads are visible, through a secure sum whose security is assumed, "
@@ -195,10 +193,8 @@ def _sampling(report: PrivacyReport) -> str:
     if s.batch_size is None:
         return "Sampling: every local step uses all records of the client."
     if report.sampling == "poisson":
-        return (
-            f"Sampling: a record enters a local step by a coin of its own, with {s.batch_size} expected "
-            "records per step."
-        )
+        number = f"{s.batch_size} expected records per step"
+        return f"Sampling: a record enters a local step by a coin of its own, with {number}."
     return f"Sampling: every local step draws {s.batch_size} records afresh, without replacement."
 
 
@@ -249,9 +245,7 @@ def _assumptions(report: PrivacyReport, preparation_rounds: int) -> list[str]:
     if s.batch_size is not None:
         items.insert(1, "batches are drawn afresh and independently at every step, and stay secret")
     if s.scheme != "full" and report.participation == "hidden":
-        items.append(
-            "clients are drawn at random in every round, neither chosen nor by a seed fixed beforehand"
-        )
+        items.append("clients are drawn at random in every round, not chosen, nor by a seed fixed beforehand")
     return items
 
 

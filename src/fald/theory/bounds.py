@@ -20,20 +20,10 @@ _FULL = full()
 class Constants:
     """What the bounds need to know of a problem and of the start of the chain.
 
-    Attributes
-    ----------
-    smoothness, strong_convexity
-        L ≥ m > 0, the largest and smallest curvature of any client energy f^c.
-    dim, num_clients, temperature
-        d, N and τ.
-    min_weight
-        min_c p_c; 1/N unless given.
-    heterogeneity
-        γ, not its square.
-    gradient_noise
-        σ, the standard deviation per coordinate of a client's stochastic gradient; 0 for full batches.
-    initial_distance
-        D = ‖θ_0 − θ*‖/√d.
+    ``smoothness`` L and ``strong_convexity`` m > 0 are the largest and smallest curvature of any client
+    energy f^c; d, N and τ; ``min_weight`` is min_c p_c, 1/N unless given; ``heterogeneity`` γ, not its
+    square; ``gradient_noise`` σ, the standard deviation per coordinate of a client's stochastic gradient, 0
+    for full batches; ``initial_distance`` D = ‖θ_0 − θ*‖/√d.
 
     Examples
     --------
@@ -95,23 +85,13 @@ class Constants:
 class Bound:
     """A bound on W2 as a sum of named terms; each is a float or an array of one common shape.
 
-    The published bound has one square root of H_ρ ((K−1)² + κ). It is divided here in proportion to the four
-    summands of H_ρ, so that the terms add up to ``total``. A share therefore shrinks when another source
-    grows; ``total`` never does.
-
-    Attributes
-    ----------
-    initialisation
-        What is left of the distance at the start; the only term that further rounds reduce.
-    discretisation_and_drift
-        Discretisation and local drift fed by the distance of the start, D².
-    injected_noise, heterogeneity, stochastic_gradient
-        The same, fed by the injected noise of the hottest client, by γ² and by σ².
-    partial_participation
-        Added by drawing S of N devices; does not vanish with the step size.
-    drift_share
-        Fraction (K−1)²/((K−1)² + κ) of ``local_error`` that is due to local steps; the rest is
-        discretisation, which K = 1 has too. Not a summand.
+    ``initialisation`` is what is left of the distance at the start, the only term that further rounds
+    reduce; ``partial_participation`` is added by drawing S of N devices, and does not vanish with the step
+    size. The square root of H_ρ ((K−1)² + κ), ``local_error``, is divided in proportion to the four summands
+    of H_ρ: discretisation and local drift fed by D², by the injected noise of the hottest client, by γ² and
+    by σ². A share therefore shrinks when another source grows; ``total`` never does. ``drift_share`` is no
+    summand but the fraction (K−1)²/((K−1)² + κ) of ``local_error`` due to local steps; the rest is
+    discretisation, which K = 1 has.
     """
 
     initialisation: Any

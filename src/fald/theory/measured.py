@@ -47,14 +47,9 @@ _NUM_DRAWS = 8
 class Measured(Constants):
     """Constants with their origin; fit for every function of ``fald.theory``.
 
-    Attributes
-    ----------
-    provenance
-        Name of a constant -> ``"exact"``, ``"bound"`` or ``"estimated"``.
-    smoothness_at_mode, strong_convexity_at_mode
-        Largest and smallest curvature of any f^c at the mode: exact, but of that one position.
-    clients
-        What each client reported, by name.
+    ``provenance`` says of a constant by name whether it is ``"exact"``, ``"bound"`` or ``"estimated"``.
+    Curvatures at the mode are exact, but of that one position. ``clients`` has what each client reported, by
+    name.
     """
 
     provenance: Mapping[str, Provenance] = field(default_factory=dict)
