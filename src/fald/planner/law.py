@@ -283,22 +283,9 @@ def chain(problem: Problem, setting: Setting) -> Chain:
 def _limit(problem: Problem, s: Setting, rounds: _Rounds) -> tuple[Array, Array, Array, Array]:
     """Eigenvalues and eigenvectors of Ḡ, stationary mean, and stationary covariance in that basis."""
     _, basis, centers = problem.spectrum
-    q, f = rounds.chance, rounds.spread
-    average = _mixed(basis, q[:, None] * rounds.gain)
-    if not np.isfinite(average).all():
-        raise gaussian.not_contracting(math.inf)
-    rates, turn = np.linalg.eigh(average)
-    if rates[0] <= len(rates) * np.finfo(float).eps * rates[-1] or rates[-1] >= 2:
-        raise gaussian.not_contracting(float(np.max((1 - rates) ** 2)))
-    pull = _turned(basis, rounds.gain * centers)
-    mean = turn @ ((turn.T @ (q @ pull)) / rates)
-    added = _added(problem, s, rounds)
-    if f > 0:
-        moved = pull - _turned(basis, rounds.gain * _turned(basis.transpose(0, 2, 1), mean))
-        apart = np.sqrt(q)[:, None] * (moved - q @ moved)
-        added = added + f * (apart.T @ apart)
-    covariance = _fixed_covariance(turn.T @ added @ turn, rates, turn.T @ basis if f > 0 else basis, rounds)
-    return rates, turn, mean, covariance
+    gain = (basis * rounds.gain[:, None, :]) @ basis.transpose(0, 2, 1)
+    pull, added = _turned(basis, rounds.gain * centers), _added(problem, s, rounds)
+    return gaussian.fixed_point(gain, pull, added, chance=rounds.chance, spread=rounds.spread)
 
 
 def _added(problem: Problem, s: Setting, rounds: _Rounds) -> Array:
@@ -357,42 +344,6 @@ def _shared(basis: Array, rounds: _Rounds) -> Array:
         powers, weights = rounds.left[:, :, nodes], lagrange @ lagrange.T
     mixed = np.stack([_mixed(basis, rounds.chance[:, None] * power) for power in np.moveaxis(powers, -1, 0)])
     return np.tensordot(np.tensordot(weights, mixed, 1), mixed, ((0, 2), (0, 2)))
-
-
-def _fixed_covariance(added: Array, rates: Array, basis: Array, rounds: _Rounds) -> Array:
-    """Solve ḠC + CḠ − (1−f)ḠCḠ − f Σ_c q_c G_c C G_c = added, all in the eigenbasis of Ḡ.
-
-    Drawn devices: by conjugate gradients preconditioned with the solution for f = 0. The operator is
-    symmetric, and positive definite exactly when a round contracts.
-    """
-    pairs = rates[:, None] + rates - rates[:, None] * rates
-    solution = added / pairs
-    f = rounds.spread
-    if f == 0:
-        return solution
-    gain = (basis * rounds.gain[:, None, :]) @ basis.transpose(0, 2, 1)
-    weighed = rounds.chance[:, None, None] * gain
-
-    def apply(C: Array) -> Array:
-        both = np.sum(weighed @ (C @ gain), axis=0)
-        return (pairs + f * rates[:, None] * rates) * C - f * (both + both.T) / 2
-
-    residual = added - apply(solution)
-    step = fresh = residual / pairs
-    size = float(np.sum(residual * fresh))
-    for _ in range(500):
-        if size <= 1e-16 * float(np.sum(added * solution)):
-            return solution
-        image = apply(step)
-        curvature = float(np.sum(step * image))
-        if not curvature > 0:
-            break
-        solution = solution + (size / curvature) * step
-        residual = residual - (size / curvature) * image
-        fresh = residual / pairs
-        size, before = float(np.sum(residual * fresh)), size
-        step = fresh + (size / before) * step
-    raise gaussian.not_contracting(1.0)
 
 
 def _bend(problem: Problem, s: Setting, rounds: _Rounds, covariances: tuple[Array, Array]) -> Array:

@@ -92,11 +92,6 @@ class _Federation:
     def _in_basis(self, diagonal: Array) -> Array:
         return (self.eigenvectors * diagonal[:, None, :]) @ self.eigenvectors.transpose(0, 2, 1)
 
-    def deviations(self, composed: _Round, mean: Array) -> Array:
-        """√q_c (E β^c − E β̄), so that its Gram matrix is the spread of the clients' means."""
-        moved = composed.pull - composed.gain @ mean
-        return np.sqrt(self.chance)[:, None] * (moved - self.chance @ moved)
-
 
 def law(
     hessians: ArrayLike,
@@ -193,7 +188,7 @@ def law(
             mean[r + 1] = average @ mean[r] + pull
             following = (1 - f) * (average @ covariance[r] @ average) + composed.noise
             if f > 0:
-                apart = federation.deviations(composed, mean[r])
+                apart = _deviations(q, composed.pull - composed.gain @ mean[r])
                 following += f * (row @ (covariance[r] @ transition).reshape(-1, d) + apart.T @ apart)
             covariance[r + 1] = following
     finite = np.isfinite(mean).all(1) & np.isfinite(covariance).all((1, 2))
@@ -230,8 +225,7 @@ def stationary(
 
     Notes
     -----
-    With random participation the system has d² unknowns: about a second at d = 50. Nothing is said of
-    how many rounds it takes to come near the fixed point.
+    Nothing is said of how many rounds it takes to come near the fixed point.
 
     Examples
     --------
@@ -246,32 +240,59 @@ def stationary(
     (steps,) = _step_sizes(step_size, run.local_steps, 1)
     with np.errstate(over="ignore", invalid="ignore"):
         composed = federation.round(steps)
-    f, q = federation.spread, federation.chance
-    average = np.tensordot(q, composed.gain, 1)
-    if not np.isfinite(average).all():
-        raise not_contracting(np.inf)
-    d, (rates, basis) = len(average), np.linalg.eigh(average)
-    if rates[0] <= d * np.finfo(float).eps * rates[-1] or rates[-1] >= 2:
-        raise not_contracting(float(np.max((1 - rates) ** 2)))
-    mean = basis @ ((basis.T @ (q @ composed.pull)) / rates)
-    apart = federation.deviations(composed, mean)
-    added = composed.noise + f * (apart.T @ apart)
-    if f == 0:
-        pairs = rates[:, None] + rates - rates[:, None] * rates
-        return Law(mean, basis @ ((basis.T @ added @ basis) / pairs) @ basis.T)
-    from scipy.linalg import cho_factor, cho_solve  # slow to import, and needed only here
+    drawn = {"chance": federation.chance, "spread": federation.spread}
+    _, turn, mean, covariance = fixed_point(*composed, **drawn)
+    return Law(mean, turn @ ((covariance + covariance.T) / 2) @ turn.T)
 
-    flat = composed.gain.reshape(len(q), -1)
-    quadratic = (1 - f) * np.outer(average, average) + f * (q[:, None] * flat).T @ flat
-    quadratic = quadratic.reshape(d, d, d, d).transpose(0, 2, 1, 3).reshape(d * d, d * d)
-    # Symmetric because every G_c is, and positive definite exactly when a round contracts.
-    system = np.kron(average, np.eye(d)) + np.kron(np.eye(d), average) - quadratic
-    try:
-        factor = cho_factor(system)
-    except np.linalg.LinAlgError:
-        raise not_contracting(1.0 - float(np.linalg.eigvalsh(system)[0])) from None
-    covariance = cho_solve(factor, added.ravel()).reshape(d, d)
-    return Law(mean, (covariance + covariance.T) / 2)
+
+def fixed_point(
+    gain: Array, pull: Array, added: Array, *, chance: Array, spread: float
+) -> tuple[Array, Array, Array, Array]:
+    """Eigenvalues and eigenvectors of Ḡ, stationary mean, and stationary covariance in that basis.
+
+    ``gain`` are the G_c, ``pull`` the G_c x_c, and ``added`` is the covariance that noise adds to the
+    average in a round. Drawn devices: by conjugate gradients preconditioned with the solution for f = 0. The
+    operator is symmetric, and positive definite exactly when a round contracts.
+    """
+    q, f = chance, spread
+    weighed = q[:, None, None] * gain
+    average = np.sum(weighed, axis=0)
+    if not np.isfinite(average).all():
+        raise _not_contracting(np.inf)
+    rates, turn = np.linalg.eigh(average)
+    if rates[0] <= len(rates) * np.finfo(float).eps * rates[-1] or rates[-1] >= 2:
+        raise _not_contracting(float(np.max((1 - rates) ** 2)))
+    mean = turn @ ((turn.T @ (q @ pull)) / rates)
+    pairs = rates[:, None] + rates - rates[:, None] * rates
+    if f == 0:
+        return rates, turn, mean, (turn.T @ added @ turn) / pairs
+    apart = _deviations(q, pull - gain @ mean)
+    added = turn.T @ (added + f * (apart.T @ apart)) @ turn
+    gain, weighed = turn.T @ gain @ turn, turn.T @ weighed @ turn
+
+    def apply(C: Array) -> Array:
+        both = np.sum(weighed @ (C @ gain), axis=0)
+        return (pairs + f * rates[:, None] * rates) * C - f * (both + both.T) / 2
+
+    solution = added / pairs
+    residual = added - apply(solution)
+    step = fresh = residual / pairs
+    size, scale = float(np.sum(residual * fresh)), float(np.sum(added * solution))
+    for _ in range(500):
+        if size <= 1e-26 * scale:
+            break
+        image = apply(step)
+        curvature = float(np.sum(step * image))
+        if not curvature > 0:
+            raise _not_contracting(1 - curvature / float(np.sum(step**2)))
+        solution = solution + (size / curvature) * step
+        residual = residual - (size / curvature) * image
+        fresh = residual / pairs
+        size, before = float(np.sum(residual * fresh)), size
+        step = fresh + (size / before) * step
+    if not size <= 1e-16 * scale:
+        raise _not_contracting(1.0)
+    return rates, turn, mean, solution
 
 
 def target(hessians: ArrayLike, centers: ArrayLike, weights: ArrayLike, temperature: float = 1.0) -> Law:
@@ -337,6 +358,11 @@ def rounds_to(epsilon: float, path: Law, goal: Law) -> int | None:
     """
     near = wasserstein2(*path, *goal) <= epsilon
     return int(np.argmax(near)) if near.any() else None
+
+
+def _deviations(chance: Array, moved: Array) -> Array:
+    """√q_c (E β^c − E β̄), so that its Gram matrix is the spread of the clients' means."""
+    return np.sqrt(chance)[:, None] * (moved - chance @ moved)
 
 
 def _prepare(energies: tuple[ArrayLike, ArrayLike, ArrayLike], run: Setting) -> _Federation:
@@ -421,8 +447,8 @@ def _factor(covariance: Array) -> Array:
     return vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]
 
 
-def not_contracting(radius: float) -> ConfigError:
-    """The refusal of rounds whose covariance map has this spectral radius."""
+def _not_contracting(radius: float) -> ConfigError:
+    """The refusal of rounds whose covariance map has at least this spectral radius."""
     return ConfigError(
         f"a stationary law needs rounds whose covariance map has spectral radius < 1; got {radius:.6g}",
         hint="choose a step-size below 2 / the largest curvature, or add a prior to flat directions",
