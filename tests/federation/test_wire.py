@@ -127,6 +127,7 @@ HEADERS = {
     "a type that is not of the layout": {**HEADER, "arrays": [["x", "int16", [4]], ["y", "bool", [3]]]},
     "an object": {**HEADER, "arrays": [["x", "O", [1]], ["y", "bool", [3]]]},
     "a negative length": {**HEADER, "arrays": [["x", "int32", [-2]], ["y", "bool", [3]]]},
+    "a length that leads back": {**HEADER, "arrays": [["x", "int32", [-1]], ["y", "uint8", [15]]]},
     "two negative lengths": {**HEADER, "arrays": [["x", "int32", [-1, -2]], ["y", "bool", [3]]]},
     "a length that is no whole number": {**HEADER, "arrays": [["x", "int32", [2.0]], ["y", "bool", [3]]]},
     "a truth for a length": {**HEADER, "arrays": [["x", "uint8", [8, True]], ["y", "bool", [3]]]},
