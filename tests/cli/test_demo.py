@@ -12,6 +12,7 @@ from helpers import pooled_nuts
 
 pytestmark = pytest.mark.slow
 
+
 @pytest.fixture(scope="module")
 def study():
     study = load_bundled_study("indo")
@@ -59,9 +60,9 @@ def test_planned_fa_ld_agrees_with_the_few_round_posterior(study):
     assert shifts.shape == ratios.shape == (10, 9)
     assert np.abs(shifts).max() < 0.1
     assert np.abs(ratios - 1).max() < 0.1
-    # the prediction holds as well: the mean of ten groups is known to a third of a group's standard error
-    error = 1 / np.sqrt(min(fald.diagnostics.ess(ten).values()))
-    np.testing.assert_allclose(np.abs(shifts.mean(0)).max(), plan.best.predicted.bias, atol=4 * error)
+    # what was predicted is right to a third of it, beyond what ten groups together know
+    predicted, error = plan.best.predicted.bias, 1 / np.sqrt(min(fald.diagnostics.ess(ten).values()))
+    assert abs(np.abs(shifts.mean(0)).max() - predicted) < predicted / 3 + 4 * error
     # the twin: a step ten times too large, which R-hat does not see
     coarse = {**planned, "step_size": 10 * planned["step_size"], "num_rounds": 3000}
     shifts, ratios = by_group(fald.sample(1, model, data, **coarse), few, chains)
