@@ -2,14 +2,13 @@
 
 import json
 import signal
-import subprocess
-import time
 
 import numpy as np
 import pytest
 
 import fald
-from command import FALD, FITTED, STUDY, run
+import stopping
+from command import FITTED, STUDY, run
 from fald.study.schema import load_study
 
 
@@ -108,23 +107,10 @@ def test_settings_planned_for_a_study_without_any_run(fitted):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_run_resumes_to_the_same_draws(fitted, how):
     run("run", "study.toml", "-q", "--out", "whole", cwd=fitted)
-    process = subprocess.Popen(
-        [*FALD, "run", "study.toml", "-q", "--out", "cut"],
-        cwd=fitted,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    first = fitted / "cut" / "checkpoint" / "round-0001.npz"
-    end = time.monotonic() + 120
-    while not first.exists() and time.monotonic() < end and process.poll() is None:
-        time.sleep(0.005)
+    process = stopping.start("round-0001.npz", "run", "study.toml", "-q", "--out", "cut", cwd=fitted)
     process.send_signal(how)
-    code = process.wait(timeout=60)
-    assert first.exists()
-    if code == 0:
-        pytest.skip("the run was over before the signal came")
-    assert code == (-9 if how == signal.SIGKILL else 130)
+    process.communicate(timeout=600)
+    assert process.returncode == (-9 if how == signal.SIGKILL else 130)
     assert "already holds a run" in run("run", "study.toml", "--out", "cut", cwd=fitted, code=2)
     run("run", "study.toml", "-q", "--out", "cut", "--resume", cwd=fitted)
     whole, cut = (fald.load(fitted / name / "posterior.nc") for name in ("whole", "cut"))

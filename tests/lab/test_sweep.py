@@ -64,7 +64,7 @@ def test_settings_that_leave_the_finite_numbers_do_not_end_a_sweep():
     assert table["step_size"].tolist() == [0.05, 0.05, 1e6]
     assert np.isinf(table["w2"].iloc[-1])
     assert np.all(np.isfinite(table["w2"].iloc[:2]))
-    lines = fald.sweep.plot(table).axes[0].lines
+    lines = fald.sweep.plot(table).lines
     assert [line.get_label() for line in lines] == ["η = 0.05", "η = 1000000.0"]
     assert len(lines[1].get_xdata()) == 0
 
@@ -78,8 +78,7 @@ def test_schemes_and_schedules_are_named_and_have_a_law_where_there_is_one():
     table = swept(grid, problem, local_steps=2, num_chains=8, points=1)
     assert table["participation"].tolist() == [*["full"] * 2, *["without-replacement S=2"] * 2]
     assert table["w2_law"].isna().tolist() == [False, True, False, True]
-    figure = fald.sweep.plot(table, "mean_error")
-    assert figure.axes[0].get_ylabel() == "error of means, in posterior sd"
+    assert fald.sweep.plot(table, "mean_error").get_ylabel() == "error of means, in posterior sd"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from fald.settings.participation import Participation
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _MEASURED = {
     "w2": "W2 to the posterior",
@@ -131,7 +130,7 @@ def _cell(value: Any) -> Any:
     return value if isinstance(value, int | float | str | None) else str(value)
 
 
-def plot(table: pd.DataFrame, y: str = "w2", *, axes: Axes | None = None) -> Figure:
+def plot(table: pd.DataFrame, y: str = "w2", *, axes: Axes | None = None) -> Axes:
     """Draw an error against rounds on logarithmic axes, a colour for each setting.
 
     Marks are measured; where the table has a law, lines are that law. Needs Matplotlib.
@@ -147,8 +146,8 @@ def plot(table: pd.DataFrame, y: str = "w2", *, axes: Axes | None = None) -> Fig
 
     Returns
     -------
-    matplotlib.figure.Figure
-        The figure; ``savefig`` writes it.
+    matplotlib.axes.Axes
+        The axes; ``axes.figure.savefig`` writes the figure.
 
     Raises
     ------
@@ -159,7 +158,7 @@ def plot(table: pd.DataFrame, y: str = "w2", *, axes: Axes | None = None) -> Fig
     --------
     >>> import pandas as pd
     >>> table = pd.DataFrame({"local_steps": [1, 1, 8, 8], "round": [1, 9, 1, 9], "w2": [0.9, 0.4, 0.5, 0.1]})
-    >>> [line.get_label() for line in plot(table).axes[0].lines]
+    >>> [line.get_label() for line in plot(table).lines]
     ['K = 1', 'K = 8']
     """
     if find_spec("matplotlib") is None:
@@ -168,10 +167,10 @@ def plot(table: pd.DataFrame, y: str = "w2", *, axes: Axes | None = None) -> Fig
         raise ConfigError(f"y must be one of {', '.join(_MEASURED)}, and in the table; got {y!r}")
     said = {"round", "draws", *_MEASURED, *[f"{name}_law" for name in _MEASURED]}
     varied = [str(name) for name in table.columns if name not in said]
-    groups = table.groupby(varied, sort=False, dropna=False) if varied else [((), table)]
+    groups: Any = table.groupby(varied, sort=False, dropna=False) if varied else [((), table)]
     with plots.style():
-        if axes is None:
-            axes = plots.grid(1, 1, width=4.6, height=3.2)[1][0, 0]
+        axes = plots.grid(1, 1, width=4.6, height=3.2)[1][0, 0] if axes is None else axes
+        assert axes is not None
         for i, (values, part) in enumerate(groups):
             look, law = plots.look(i), part.get(f"{y}_law")
             words = [f"{_SYMBOLS.get(name, name)} = {v}" for name, v in zip(varied, np.atleast_1d(values))]
@@ -186,4 +185,4 @@ def plot(table: pd.DataFrame, y: str = "w2", *, axes: Axes | None = None) -> Fig
         axes.set_xlabel("rounds")
         axes.set_ylabel(_MEASURED[y])
         axes.legend()
-    return axes.figure
+    return axes
