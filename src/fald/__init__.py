@@ -30,7 +30,7 @@ from fald.theory import gaussian
 
 if TYPE_CHECKING:
     from fald import planner
-    from fald.lab import compare
+    from fald.lab import compare, sweep
     from fald.lab import methods as samplers
     from fald.report import write_report
 
@@ -38,6 +38,7 @@ _WHEN_ASKED = {
     "compare": "fald.lab.compare",
     "planner": "fald.planner",
     "samplers": "fald.lab.methods",
+    "sweep": "fald.lab.sweep",
     "write_report": "fald.report:write_report",
 }
 
@@ -68,6 +69,7 @@ __all__ = [
     "samplers",
     "save",
     "summary",
+    "sweep",
     "theory",
     "with_replacement",
     "without_replacement",

@@ -33,7 +33,8 @@ def settings_of_run(
     step_size: Any = about.step_size
     if callable(step_size):
         schedule = np.array([step_size(k) for k in range(steps)], float)
-        step_size = np.append(schedule, np.full(lost_rounds * int(method["local_steps"]), schedule.max()))
+        # first, so that any number of rounds after the lost ones is charged with them
+        step_size = np.append(np.full(lost_rounds * int(method["local_steps"]), schedule.max()), schedule)
     own = {name: method[name] for name in method_settings() if name != "step_size"}
     return RunSettings.of(
         Setting(step_size=1.0, participation=problem.participation, **own),

@@ -245,7 +245,7 @@ class Study(_Section):
     @model_validator(mode="after")
     def _one_way(self):
         if self.sampler is not None and "fit" in self.model_fields_set:
-            raise ValueError("'fit' and 'sampler' are two ways to get a posterior; keep one")
+            raise ValueError("'fit' (or --method) and 'sampler' are two ways to get a posterior; keep one")
         if self.privacy is not None and self.sampler is None:
             raise ValueError(
                 "'privacy' needs a 'sampler' section: a private run is plain FA-LD, and choosing its "
