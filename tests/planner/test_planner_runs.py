@@ -22,8 +22,6 @@ from fald.results.tree import settings_of
 from fald.study.datasets import load_bundled_study
 from helpers import in_parameters, pooled_nuts
 
-pytestmark = pytest.mark.slow
-
 
 def heterogeneous():
     """Logistic regression at five sites that disagree about coefficients, features and outcomes."""
@@ -102,14 +100,13 @@ def skewed():
 
 
 SIMULATED = [
-    ("trial", 5, 1.5e-3, 150),
-    ("trial", 20, 1e-3, 150),
-    ("skewed", 5, 2.7e-4, 300),
+    pytest.param("trial", 5, 1.5e-3, 150, marks=pytest.mark.slow),
+    pytest.param("trial", 20, 1e-3, 150, marks=pytest.mark.slow),
+    pytest.param("skewed", 5, 2.7e-4, 300, marks=pytest.mark.slow),
     ("skewed", 20, 2.7e-4, 150),
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "local_steps", "step", "num_rounds"), SIMULATED)
 def test_predicted_errors_agree_with_simulations(name, local_steps, step, num_rounds, request):
     case = request.getfixturevalue(name)

@@ -15,8 +15,6 @@ from fald.settings.participation import full, with_replacement, without_replacem
 from fald.settings.schedules import paper_decay
 from helpers import random_federation
 
-pytestmark = pytest.mark.slow
-
 NUM_ROUNDS = 40
 ALL = full()
 
