@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-all test-quick test-others lint bench docs clean
+.PHONY: install demo test test-all test-quick test-others lint bench docs dist clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fald needs Python 3.11 or newer; set PYTHON" >&2; exit 2; }
@@ -78,5 +78,9 @@ bench: $(VENV)/bench.stamp  ## measure speed beside other loops, as ratios in on
 	$(BIN)/fald bench --out benchmarks/speed
 	$(BIN)/python -m benchmarks
 
+dist: $(VENV)/dev.stamp  ## build a wheel and a source archive in dist/
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
 clean:  ## remove environments and build products
-	rm -rf .venv .venv-* docs/_build build .cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* docs/_build build dist .cache .pytest_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""Shared set-up: what one process has compiled no other compiles again, also in the next run of the tests."""
+"""Shared set-up: what one process has compiled no other compiles again, nor does the next run of tests."""
 
 import os
 from pathlib import Path

@@ -17,6 +17,7 @@ from fald.cli.main import app
 from fald.core.errors import ConfigError, FaldError, FederationError, StorageError
 from fald.federation import commands, folder
 from fald.federation.coordinator import follow
+from fald.federation.coordinator.run import write_outcome
 from fald.federation.engines.nvflare import certificates, jobs, kits
 from fald.federation.engines.nvflare.adapter import CellLink
 from fald.study.datasets import study_path
@@ -366,3 +367,25 @@ def test_a_run_ends_when_its_job_has_lost_its_process(tmp_path, monkeypatch):
     # once may be chance, and a run that has not moved may not have its process yet
     assert "'done'" in ending(["lost", "lost", "done"], moves=False)
     assert "'lost'" in ending(["lost", "running", "lost", "lost"], moves=True)
+
+
+def test_a_server_that_does_not_answer_for_a_while_ends_no_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "_ASK", 0.0)
+    study = load_study(study_path("indo"))
+    asked = []
+
+    def job_state(place, handle):
+        asked.append(handle)
+        if len(asked) == 4:
+            write_outcome(tmp_path, {"status": "done", "exit_code": 0})
+        raise FederationError("no server answers")
+
+    def go():
+        return follow._follow(SimpleNamespace(job_state=job_state), tmp_path, "job", study, tmp_path, False)
+
+    assert go()["status"] == "done"
+    (tmp_path / "outcome.json").unlink()
+    monkeypatch.setattr(follow, "_GONE", 0.0)  # the twin: one that never answers again does
+    with pytest.raises(FederationError, match="no server answers") as caught:
+        go()
+    assert "--resume" in caught.value.hint

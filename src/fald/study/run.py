@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from fald.core.errors import FaldError, NonFiniteError, StorageError
-from fald.core.files import write_atomically
+from fald.core.files import sole_owner, write_atomically
 from fald.langevin.sampling import sample
 from fald.planner import foresee
 from fald.problem.data import FederatedData
@@ -85,20 +85,23 @@ def run_study(
     Raises
     ------
     ConfigError
-        If the folder already holds a run and ``resume`` is not set.
+        If the folder already holds a run and ``resume`` is not set, or another process runs into it.
     """
     set_precision(study)
-    check_folder(out, resume)
+    # a job that was stopped to make way for this one may take a moment to end
+    with sole_owner(out, patience=0.0 if remote is None else 30.0):
+        check_folder(out, resume)
+        return _run(study, out, resume, remote, level=level, progress=progress, command=command)
+
+
+def _run(
+    study: Study, out: Path, resume: bool, remote: Callable[[], Remote] | None, *, level: float,
+    progress: bool, command: str,
+) -> Run:  # fmt: skip
     result = out / "posterior.nc"
     place = None if remote is None else remote()
     data = study.read_data() if place is None else place.data
     model = study.build_model(data.features)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"cannot make the folder {out}: {error.strerror}", hint="choose another with --out"
-        ) from error
     about = json.dumps(study.as_settings(), indent=1).encode()
     if not resume:  # a resumed run is first recognised as the same
         write_atomically(out / "study.json", about)
