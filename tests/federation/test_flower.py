@@ -19,7 +19,7 @@ from fald.study.datasets import load_bundled_study
 from fald.study.folder import open_run
 from fald.study.schema import make_study
 
-pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.xdist_group("federation")]
+pytestmark = pytest.mark.slow
 
 APP = Path(__file__).parents[2] / "examples" / "flower"
 HOSTILE = """

@@ -30,7 +30,7 @@ from fald.results.tree import load
 from fald.study.datasets import study_path
 from fald.study.schema import load_study
 
-pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.xdist_group("federation")]
+pytestmark = pytest.mark.slow
 
 LANGEVIN = """
 [sampler]
@@ -125,7 +125,7 @@ def saved_round(out):
 
 
 def test_a_run_survives_kill_9_of_every_process(federation, folder, in_process):
-    """Site's worker, site's parent, command, server, and loop: resumed, the chain is the same.
+    """Site's worker, site's parent, loop, server, and the command itself: resumed, the chain is the same.
 
     The run has more rounds than any machine does meanwhile; how many it is to have is said at the end.
     """
@@ -143,9 +143,9 @@ def test_a_run_survives_kill_9_of_every_process(federation, folder, in_process):
     drills = {
         "worker of a site": lambda: federation.kill(federation.worker(site)),
         "parent of a site": lambda: federation.kill(federation.engine(site)),
-        "command": lambda: federation.commands["run"].kill(),
-        "server": lambda: federation.kill(federation.engine("server")),
         "loop": lambda: federation.kill(federation.worker("server")),
+        "server": lambda: federation.kill(federation.engine("server")),
+        "command": lambda: federation.commands["run"].kill(),
     }
     options = []
     for drill, kill in drills.items():
@@ -155,6 +155,9 @@ def test_a_run_survives_kill_9_of_every_process(federation, folder, in_process):
         kill()
         assert run.wait(600) != 0, f"{drill}: {federation.said('run')}"
         options = ["--resume"]
+    if loop := federation.worker("server"):  # it goes on without the command
+        federation.kill(loop)
+        loop.wait()
     num_rounds = max(saved_round(out), 100) + 50
     study.write_text(trial + LANGEVIN.format(num_rounds=num_rounds, timeout=600))
     assert federation.begin(study, out, "--resume").wait(600) == 0, federation.said("run")

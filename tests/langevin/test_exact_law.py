@@ -16,7 +16,7 @@ from fald import gaussian
 from fald.langevin import rounds
 from fald.langevin.client import Rows
 from fald.langevin.noise import own_variance
-from helpers import START, deviations, draws, federation, linear_model, quadratics
+from helpers import START, deviations, draws, federation, linear_model, mostly_slow, quadratics
 
 NUM_CHAINS = 20_000
 NUM_KEPT = 3
@@ -35,10 +35,9 @@ QUICK = {("full", "realised", 0.6, 4), ("I", "realised", 0.6, 4), ("II", "paper"
 
 
 def grid(all_local_steps):
-    return [
-        pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow)
-        for case in itertools.product(SCHEMES, ["realised", "paper"], [0.0, 0.6, 1.0], all_local_steps)
-    ]
+    return mostly_slow(
+        itertools.product(SCHEMES, ["realised", "paper"], [0.0, 0.6, 1.0], all_local_steps), QUICK
+    )
 
 
 def sampled(

@@ -20,7 +20,7 @@ from fald.report import plan as plan_report
 from fald.results.predict import flat_positions
 from fald.results.tree import settings_of
 from fald.study.datasets import load_bundled_study
-from helpers import in_parameters, pooled_nuts
+from helpers import in_parameters, mostly_slow, pooled_nuts
 
 
 def heterogeneous():
@@ -100,14 +100,14 @@ def skewed():
 
 
 SIMULATED = [
-    pytest.param("trial", 5, 1.5e-3, 150, marks=pytest.mark.slow),
-    pytest.param("trial", 20, 1e-3, 150, marks=pytest.mark.slow),
-    pytest.param("skewed", 5, 2.7e-4, 300, marks=pytest.mark.slow),
+    ("trial", 5, 1.5e-3, 150),
+    ("trial", 20, 1e-3, 150),
+    ("skewed", 5, 2.7e-4, 300),
     ("skewed", 20, 2.7e-4, 150),
 ]
 
 
-@pytest.mark.parametrize(("name", "local_steps", "step", "num_rounds"), SIMULATED)
+@pytest.mark.parametrize(("name", "local_steps", "step", "num_rounds"), mostly_slow(SIMULATED, SIMULATED[3:]))
 def test_predicted_errors_agree_with_simulations(name, local_steps, step, num_rounds, request):
     case = request.getfixturevalue(name)
     setting = Setting(local_steps, step)
