@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -207,20 +208,16 @@ def certified(
 
 def certified_text(found: Mapping[str, Any]) -> str:
     """Text of a plan from constants alone."""
-    rows = [
-        [str(r["local_steps"]), f"{r['step_size']:.3g}", f"{r['num_rounds']:.3g}"]
-        for r in found["candidates"]
-    ]
+    shown = ("local_steps", "step_size", "num_rounds")
+    rows = [[f"{r[name]:.3g}" for name in shown] for r in found["candidates"]]
     largest = max(found["sources"], key=lambda name: found["sources"][name])
-    return "\n".join(
-        [
-            f"κ = L/m = {found['constants']['condition_number']:.4g}",
-            f"Guaranteed to be within W2 = {found['w2']:g} of the posterior:",
-            align(["local-steps", "step-size", "rounds guaranteed"], rows),
-            f"Fewest guaranteed rounds with local-steps = {found['best_local_steps']}.",
-            f"The largest source of error in the bound is {largest}.",
-            f"Predicted: none; {found['no_prediction']}. The bound is usually loose by orders of magnitude.",
-        ]
+    return (
+        f"κ = L/m = {found['constants']['condition_number']:.4g}\n"
+        f"Guaranteed to be within W2 = {found['w2']:g} of the posterior:\n"
+        f"{align(['local-steps', 'step-size', 'rounds guaranteed'], rows)}\n"
+        f"Fewest guaranteed rounds with local-steps = {found['best_local_steps']}.\n"
+        f"The largest source of error in the bound is {largest}.\n"
+        f"Predicted: none; {found['no_prediction']}. The bound is usually loose by orders of magnitude."
     )
 
 
@@ -305,8 +302,8 @@ def with_settings(study: str, settings: Mapping[str, Any], where: str = "the stu
             continue
         last = i
         if found[2] in missing:
-            lines[i] = f"{found[1]}{_toml(missing.pop(found[2]))}{found[3]}{end}"
-    added = [f"{key} = {_toml(value)}{end}" for key, value in missing.items()]
+            lines[i] = f"{found[1]}{json.dumps(missing.pop(found[2]))}{found[3]}{end}"
+    added = [f"{key} = {json.dumps(value)}{end}" for key, value in missing.items()]
     if not starts:
         if lines and not lines[-1].endswith("\n"):
             lines[-1] += end
@@ -317,12 +314,6 @@ def with_settings(study: str, settings: Mapping[str, Any], where: str = "the stu
     after = "".join([*lines[: last + 1], *added, *lines[last + 1 :]])
     _check_edit(study, after, settings, where)
     return after
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value) if isinstance(value, int | float) else f'"{value}"'
 
 
 def _check_edit(before: str, after: str, settings: Mapping[str, Any], where: str) -> None:
