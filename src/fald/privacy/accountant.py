@@ -28,19 +28,11 @@ _NOISE = ("temperature", "correlation", "batch_size", "scheme", "num_participant
 
 @dataclass(frozen=True, eq=False)
 class PrivacyReport:
-    """What was accounted, how, and the ε that came out.
+    """What was accounted, how, and the ε that came out, an upper bound for each client's records at δ.
 
-    Attributes
-    ----------
-    epsilon
-        (N,) ε of each client's records at ``delta``; an upper bound.
-    settings, noise
-        The run, and the noise multipliers derived from it; how ε was obtained from them is in the rest.
-    rounds_taken_part
-        (N,) rounds, over all chains: expected where participation is hidden, else counted.
-    grid_interval, rdp_order
-        (N,) width of the grid of privacy losses, NaN where "rdp" gave ε; Rényi order that gave it, NaN where
-        "pld" did.
+    ``rounds_taken_part`` are those of all chains, expected where participation is hidden, else counted;
+    ``grid_interval`` is the width of the grid of privacy losses, NaN where "rdp" gave ε; ``rdp_order`` the
+    Rényi order that gave it, NaN where "pld" did. Each is (N,).
     """
 
     epsilon: np.ndarray
@@ -284,10 +276,8 @@ class Ledger:
 
 def _check_options(delta: float, method: str, sampling: str, participation: str) -> None:
     if not 0 < delta < 1:
-        raise ConfigError(
-            f"delta must be between 0 and 1, both excluded; got {delta}",
-            hint="Gaussian noise gives no guarantee with delta 0; choose well below 1 / (rows of a client)",
-        )
+        hint = "Gaussian noise gives no guarantee with delta 0; choose well below 1 / (rows of a client)"
+        raise ConfigError(f"delta must be between 0 and 1, both excluded; got {delta}", hint=hint)
     if sampling == "shuffled":
         raise PrivacyError(
             "batches from shuffled epochs are not independent draws: no amplification is proved for them",
@@ -336,10 +326,9 @@ def account(
     sampling
         ``"without-replacement"``: batches of fixed size, as the sampler draws them; ``"poisson"``:
         each row by its own coin, which needs ``clip_norm``.
-    view
-        ``"server"``: every upload is seen. ``"summed"``: only sums of uploads are.
-    num_colluders
-        With ``"summed"``, sites that may side with the server.
+    view, num_colluders
+        ``"server"``: every upload is seen. ``"summed"``: only sums of uploads are, and so many sites may side
+        with the server.
     participation
         ``"hidden"``: averaged over the random choice of clients, made independently of the data;
         ``"realised"``: given who did take part.
