@@ -6,7 +6,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -153,13 +153,7 @@ def plot(plan: Plan, path: str | Path) -> Path:
 
 
 def parse_constants(items: Iterable[str]) -> Constants:
-    """Constants from ``L=… m=… d=…`` and further ``name=value`` words, by letter or by full name.
-
-    Examples
-    --------
-    >>> parse_constants(["L=34", "m=1", "d=2", "num-clients=50"]).condition_number
-    34.0
-    """
+    """Constants from ``L=… m=… d=…`` and further ``name=value`` words, by letter or by full name."""
     values: dict[str, Any] = {}
     for word in " ".join(items).replace(",", " ").split():
         key, separator, value = word.partition("=")
@@ -177,20 +171,11 @@ def parse_constants(items: Iterable[str]) -> Constants:
     return Constants(**values)
 
 
-def certified(
-    known: Constants, epsilon: float, *, local_steps: Sequence[int] = LOCAL_STEPS, correlation: float = 0.0
-) -> dict[str, Any]:
-    """Plan from constants alone, without data: certified rounds for each number of local steps.
-
-    Examples
-    --------
-    >>> found = certified(parse_constants(["L=2", "m=1", "d=2", "N=4"]), 0.5, local_steps=[1, 2, 5])
-    >>> found["best_local_steps"], [row["local_steps"] for row in found["candidates"]]
-    (2, [1, 2, 5])
-    """
-    best = theory.best_local_steps(known, epsilon, correlation=correlation)
-    tried = sorted({*local_steps, best})
-    found = theory.complexity(epsilon, known, local_steps=tried, correlation=correlation)
+def certified(known: Constants, epsilon: float) -> dict[str, Any]:
+    """Plan from constants alone, without data: certified rounds for each number of local steps."""
+    best = theory.best_local_steps(known, epsilon)
+    tried = sorted({*LOCAL_STEPS, best})
+    found = theory.complexity(epsilon, known, local_steps=tried)
     rows = [
         {"local_steps": k, "step_size": float(s), "num_rounds": float(r)}
         for k, s, r in zip(tried, np.atleast_1d(found.step_size), np.atleast_1d(found.num_rounds))
@@ -200,7 +185,7 @@ def certified(
         "w2": epsilon,
         "best_local_steps": best,
         "candidates": rows,
-        "sources": dict(zip(_SOURCES, known.sources(correlation).tolist())),
+        "sources": dict(zip(_SOURCES, known.sources().tolist())),
         "predicted": None,
         "no_prediction": "a prediction needs the data; give a study",
     }
@@ -279,16 +264,7 @@ def write_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
 
 
 def with_settings(study: str, settings: Mapping[str, Any], where: str = "the study") -> str:
-    """Text of a study with settings of ``[sampler]`` changed or added; refused if not one line each.
-
-    Examples
-    --------
-    >>> print(with_settings("[sampler]\\nstep-size = 1e-4  # small\\n", {"step-size": 2e-4, "thinning": 5}))
-    [sampler]
-    step-size = 0.0002  # small
-    thinning = 5
-    <BLANKLINE>
-    """
+    """Text of a study with settings of ``[sampler]`` changed or added; refused if not one line each."""
     lines = study.splitlines(keepends=True)
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
     headers = [i for i, line in enumerate(lines) if re.match(r"\s*\[", line)]
@@ -354,10 +330,8 @@ def _verdict(best: Candidate) -> list[str]:
             f"so {1 / math.sqrt(best.ess):.2g} posterior sd of Monte-Carlo error on top"
         )
     sure = best.guaranteed
-    return [
-        *lines,
-        f"guaranteed: none ({sure.reason})" if sure.w2 is None else f"guaranteed: W2 ≤ {sure.w2:.3g}",
-    ]
+    found = f"none ({sure.reason})" if sure.w2 is None else f"W2 ≤ {sure.w2:.3g}"
+    return [*lines, f"guaranteed: {found}"]
 
 
 def _candidates_text(plan: Plan) -> str:
