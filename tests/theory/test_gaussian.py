@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -330,17 +329,6 @@ def test_rounds_to_one_thousandth_on_the_gaussian_problem_of_the_paper(alpha, u,
         found.append(gaussian.rounds_to(1e-3, path, goal))
     assert found == rounds
     assert gaussian.rounds_to(1e-9, path, goal) is None
-
-
-def test_long_runs_and_many_local_steps_are_fast():
-    hessians, centers, _ = federation(num_clients=50)
-    problem = hessians, centers, np.full(50, 0.02)
-    begin = time.process_time()
-    gaussian.law(
-        *problem, step_size=1e-4, local_steps=10, num_rounds=10_000, participation=with_replacement(10)
-    )
-    gaussian.law(*problem, step_size=1e-5, local_steps=10_000, num_rounds=10, correlation=0.5)
-    assert time.process_time() - begin < 4
 
 
 def test_wasserstein_equals_the_bures_formula():

@@ -28,7 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fald.calculus.mode import Preparation, block_size, blocks, client_report, prepare, prior_report
+from fald.calculus.mode import Preparation, prepare
+from fald.calculus.sums import Part, client_report, make_site, prior_report
 from fald.core.errors import DataError
 from fald.core.types import PyTree
 from fald.problem.data import FederatedData
@@ -64,7 +65,8 @@ class Measured(Constants):
 
 
 @partial(jax.jit, static_argnums=0)
-def _row_squares(model: Model, theta: jax.Array, rows: PyTree, mask: jax.Array):
+def _row_squares(model: Model, theta: jax.Array, part: Part):
+    rows, mask = part
     gradients = jax.vmap(jax.grad(model.flat_loglikelihood), (None, 0))(theta, rows)
     return jnp.sum(jnp.where(mask[:, None], gradients, 0) ** 2)
 
@@ -77,28 +79,27 @@ def client_constants(
     *,
     num_rows: int,
     batch_size: int | None = None,
-    size: int | None = None,
 ) -> dict[str, Any]:
     """What one client reports: curvatures, gradient norm and gradient noise of its own energy.
 
     ``mode`` is (d,) θ*, ``probes`` are (M, d) other positions to look at, two or more; ``num_rows`` is n of
-    all clients, ``batch_size`` rows per stochastic gradient, ``None`` for all, and ``size`` rows per
-    compiled call. Plain numbers, and the provenance of each: eight numbers leave the client.
+    all clients, ``batch_size`` rows per stochastic gradient, ``None`` for all. Plain numbers, and the
+    provenance of each: eight numbers leave the client.
     """
     mode, probes = np.asarray(mode, float), np.asarray(probes, float)
-    count = len(jax.tree.leaves(rows)[0])
-    size, scale, d = size or block_size([count]), num_rows / count, len(mode)
+    site = make_site(model, rows)
+    count, scale, d = site.num_rows, num_rows / site.num_rows, len(mode)
     reports, priors = [], []
 
     def look(positions: Sequence[np.ndarray]) -> None:
-        reports.extend(client_report(model, rows, position, size) for position in positions)
+        reports.extend(client_report(site, position) for position in positions)
         priors.extend(prior_report(model, position) for position in positions)
 
     def row_spread(position: np.ndarray, gradient: np.ndarray) -> float:
         """S_c at a position, given the summed gradient there."""
         with jax.enable_x64(True):
             place = jnp.asarray(position)
-            squares = sum(float(_row_squares(model, place, *block)) for block in blocks(rows, size))
+            squares = sum(float(_row_squares(model, place, part)) for part in site.parts)
         return max(0.0, squares - float(gradient @ gradient) / count) / max(count - 1, 1)
 
     look([mode, *probes[:2]])
@@ -118,7 +119,7 @@ def client_constants(
     elif family is not None:
         low, origins["strong_convexity"] = float(np.linalg.eigvalsh(priors[0].hessian)[0]), "bound"
         if math.isfinite(family.curvature):
-            at_zero = client_report(model, rows, np.zeros(d), size).hessian
+            at_zero = client_report(site, np.zeros(d)).hessian
             largest = family.curvature * scale * at_zero + priors[0].hessian
             high, origins["smoothness"] = float(np.linalg.eigvalsh(largest)[-1]), "bound"
     noise, origins["gradient_noise"] = 0.0, "exact"
@@ -241,8 +242,8 @@ def constants(
     """
     batch_size = checked("batch_size", batch_size)
     found = prepare(model, data, start=start) if preparation is None else preparation
-    size, places = block_size(data.sizes), probes(found, temperature)
-    settings = {"num_rows": data.num_rows, "batch_size": batch_size, "size": size}
+    places = probes(found, temperature)
+    settings = {"num_rows": data.num_rows, "batch_size": batch_size}
     reports = {
         name: client_constants(model, data.client(name), found.mode, places, **settings)
         for name in data.names
