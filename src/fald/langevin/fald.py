@@ -45,6 +45,7 @@ class FALD(Base):
 
     participation = "any"
     client_steps = True
+    meets = property(lambda self: "client" if self.local_steps > 1 else "joint")  # one step is averaged
 
     def _sent(self) -> Reveals:
         """Positions and energies, of which only sums are needed; a private client keeps its energy."""

@@ -115,6 +115,9 @@ class About:
         Who takes part: ``"any"`` scheme, ``"full"`` only, or the one scheme that the method has.
     client_steps
         Whether steps of size η follow single clients' energies, whose curvature then limits η.
+    meets
+        The energy whose curvature a step of size η meets where all clients take part: the ``"joint"`` one f,
+        a ``"client"``'s f^c, or that of a ``"node"``, N p_c f^c.
     """
 
     name: str
@@ -128,6 +131,7 @@ class About:
     preparation_rounds: int
     participation: Literal["any", "full"] | Participation
     client_steps: bool
+    meets: Literal["joint", "client", "node"]
 
 
 class Method(Protocol):
@@ -205,6 +209,7 @@ class Base:
     all_rows: ClassVar[bool] = False
     participation: ClassVar[Any] = "full"
     client_steps: ClassVar[bool] = False
+    meets: ClassVar[Any] = property(lambda self: "client" if self.client_steps else "joint")
     _numbers: ClassVar[tuple[str, ...]] = ("step_size", "temperature")
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -237,6 +242,7 @@ class Base:
             preparation_rounds=self.preparation_rounds,
             participation=self.participation,
             client_steps=self.client_steps,
+            meets=self.meets,
         )
 
     def settings(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ Reference: Vono, Plassier, Durmus, Dieuleveut and Moulines, "QLSD", AISTATS 2022
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -40,7 +40,7 @@ class _Memory(NamedTuple):
 class QLSDPlus(Peer):
     """The method; made by ``qlsd_plus``."""
 
-    compressor: Compressor = field(default_factory=Compressor)
+    compressor: Compressor
     refresh: int = 100
     name: str = "qlsd++"
 

@@ -53,6 +53,7 @@ class VRFALD(Peer):
     _numbers = ("step_size", "temperature", "sync", "refresh", "correlation")
 
     reveals = Reveals(("position", "value", "gradient"))
+    meets = "node"
     all_rows = True  # for exact gradients between the stochastic ones
 
     def init(self, position: jax.Array) -> tuple[_State, jax.Array]:
