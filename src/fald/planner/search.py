@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fald.calculus.mode import MAX_DIM, prepare
+from fald.calculus.mode import prepare
+from fald.calculus.sums import MAX_DIM
 from fald.calculus.spectrum import extremes
 from fald.core.errors import ConfigError, FaldError
 from fald.core.threads import one_thread

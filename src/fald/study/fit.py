@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from fald.calculus.mode import MAX_DIM as LARGEST_PLANNED
+from fald.calculus.sums import MAX_DIM as LARGEST_PLANNED
 from fald.core.checks import check_count
 from fald.core.errors import ConfigError
 from fald.fewround.exchange import Exchange

@@ -28,7 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fald.calculus.mode import Preparation, block_size, blocks, client_report, prepare, prior_report
+from fald.calculus.mode import Preparation, prepare
+from fald.calculus.sums import Part, Site, client_report, make_site, prior_report
 from fald.core.errors import ConfigError, DataError
 from fald.core.types import PyTree
 from fald.problem.data import FederatedData
@@ -68,17 +69,18 @@ class Measured(Constants):
 
 
 @partial(jax.jit, static_argnums=0)
-def _row_squares(model: Model, theta: jax.Array, rows: PyTree, mask: jax.Array):
+def _row_squares(model: Model, theta: jax.Array, part: Part):
+    rows, mask = part
     gradients = jax.vmap(jax.grad(model.flat_loglikelihood), (None, 0))(theta, rows)
     return jnp.sum(jnp.where(mask[:, None], gradients, 0) ** 2)
 
 
-def _row_spread(model: Model, rows: PyTree, theta: np.ndarray, gradient: np.ndarray, size: int) -> float:
+def _row_spread(site: Site, theta: np.ndarray, gradient: np.ndarray) -> float:
     """S_c at a position, given the summed gradient there."""
-    count = len(jax.tree.leaves(rows)[0])
+    count = site.num_rows
     with jax.enable_x64(True):
         position = jnp.asarray(theta)
-        squares = sum(float(_row_squares(model, position, *block)) for block in blocks(rows, size))
+        squares = sum(float(_row_squares(site.model, position, part)) for part in site.parts)
     return max(0.0, squares - float(gradient @ gradient) / count) / max(count - 1, 1)
 
 
@@ -90,7 +92,6 @@ def client_constants(
     *,
     num_rows: int,
     batch_size: int | None = None,
-    size: int | None = None,
 ) -> dict[str, Any]:
     """What one client reports: curvatures, gradient norm and gradient noise of its own energy.
 
@@ -106,8 +107,6 @@ def client_constants(
         n, the rows of all clients.
     batch_size
         Rows per stochastic gradient; ``None`` for all.
-    size
-        Rows per compiled call.
 
     Returns
     -------
@@ -124,13 +123,13 @@ def client_constants(
     (8.0, 16.0, 8.0, 'exact')
     """
     mode, probes = np.asarray(mode, float), np.asarray(probes, float)
-    count = len(jax.tree.leaves(rows)[0])
-    size, scale, d = size or block_size([count]), num_rows / count, len(mode)
-    reports = [client_report(model, rows, mode, size)]
+    site = make_site(model, rows)
+    count, scale, d = site.num_rows, num_rows / site.num_rows, len(mode)
+    reports = [client_report(site, mode)]
     priors = [prior_report(model, mode)]
 
     def look(positions: np.ndarray) -> None:
-        reports.extend(client_report(model, rows, position, size) for position in positions)
+        reports.extend(client_report(site, position) for position in positions)
         priors.extend(prior_report(model, position) for position in positions)
 
     look(probes[:2])
@@ -150,15 +149,12 @@ def client_constants(
     elif family is not None:
         low, origins["strong_convexity"] = float(np.linalg.eigvalsh(priors[0].hessian)[0]), "bound"
         if math.isfinite(family.curvature):
-            at_zero = client_report(model, rows, np.zeros(d), size).hessian
+            at_zero = client_report(site, np.zeros(d)).hessian
             largest = family.curvature * scale * at_zero + priors[0].hessian
             high, origins["smoothness"] = float(np.linalg.eigvalsh(largest)[-1]), "bound"
     noise, origins["gradient_noise"] = 0.0, "exact"
     if batch_size is not None and batch_size < count:
-        spreads = [
-            _row_spread(model, rows, position, r.gradient, size)
-            for position, r in zip([mode, *probes], reports)
-        ]
+        spreads = [_row_spread(site, place, r.gradient) for place, r in zip([mode, *probes], reports)]
         spread = max(spreads)
         if family is not None and at_zero is not None:
             spread, origins["gradient_noise"] = family.rows * float(np.trace(at_zero)) / (count - 1), "bound"
@@ -295,8 +291,8 @@ def constants(
     ):
         raise ConfigError(f"batch-size must be a whole number ≥ 1; got {batch_size!r}")
     found = prepare(model, data, start=start) if preparation is None else preparation
-    size, places = block_size(data.sizes), probes(found, temperature)
-    settings = {"num_rows": data.num_rows, "batch_size": batch_size, "size": size}
+    places = probes(found, temperature)
+    settings = {"num_rows": data.num_rows, "batch_size": batch_size}
     reports = {
         name: client_constants(model, data.client(name), found.mode, places, **settings)
         for name in data.names
