@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.calculus.mode import client_report, prior_report
+from fald.calculus.sums import client_report, make_site, prior_report
 from fald.core.errors import ConfigError, DataError
 from fald.core.keys import normals
 from fald.core.reveals import Reveals
@@ -145,10 +145,10 @@ def find_quadratics(model: Model, data: FederatedData) -> Quadratics:
 def _quadratic(
     model: Model, data: FederatedData, name: str, share: float
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    rows = data.client(name)
+    site = make_site(model, data.client(name), name)
 
     def energy(theta: np.ndarray) -> list[Any]:
-        reports = zip(client_report(model, rows, theta), prior_report(model, theta))
+        reports = zip(client_report(site, theta), prior_report(model, theta))
         return [of_rows / share + of_prior for of_rows, of_prior in reports]
 
     start = np.asarray(model.flat_initial_position, np.float64)

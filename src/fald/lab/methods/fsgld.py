@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fald.calculus.mode import Report, client_report, find_mode, prior_report, total
+from fald.calculus.mode import descend
+from fald.calculus.sums import Report, client_report, make_site, prior_report, total
 from fald.core.errors import ConfigError, DataError
 from fald.core.reveals import Reveals
 from fald.core.types import PyTree, StepSize, float_dtype
@@ -112,13 +113,13 @@ class FSGLD(DSGLD):
 def fit_surrogates(model: Model, data: FederatedData) -> Surrogates:
     """Gaussian surrogates by a quadratic fit of each client's likelihood at its own mode.
 
-    The mode is that of the prior times the client's likelihood; directions in which the likelihood is not
-    concave there get no curvature.
+    The mode is that of the prior times the client's likelihood, by damped Newton steps; directions in which
+    the likelihood is not concave there get no curvature.
 
     Raises
     ------
     DataError
-        If the model has too many parameters, or a client has no such mode.
+        If the model has too many parameters, or a client's likelihood has no finite derivatives.
 
     Examples
     --------
@@ -134,20 +135,24 @@ def fit_surrogates(model: Model, data: FederatedData) -> Surrogates:
 
 
 def _fitted(model: Model, rows: PyTree, name: str) -> tuple[np.ndarray, np.ndarray]:
+    site = make_site(model, rows, name)
+
     def report(theta: np.ndarray) -> Report:
-        return total([client_report(model, rows, theta), prior_report(model, theta)])
+        return total([client_report(site, theta), prior_report(model, theta)])
 
-    def values(thetas: np.ndarray) -> np.ndarray:
-        return np.array([report(theta).value for theta in thetas])
-
-    try:
-        mode, _, _ = find_mode(report, values, model.flat_initial_position, tolerance=1e-6)
-    except DataError as error:
-        raise DataError(f"no surrogate for client {name!r}: {error.message}", hint=error.hint) from error
-    _, gradient, hessian = client_report(model, rows, mode)
+    # as far as steps lead: any surrogate leaves the chain unbiased, so a client need not have a mode
+    found = descend(
+        report,
+        lambda thetas: np.array([report(theta).value for theta in thetas]),
+        model.flat_initial_position,
+        tolerance=1e-6,
+    )
+    if not found.report.finite:
+        raise DataError(f"the likelihood of client {name!r} has no finite derivatives")
+    _, gradient, hessian = client_report(site, found.position)
     eigenvalues, vectors = np.linalg.eigh(hessian)
     precision = (vectors * np.maximum(eigenvalues, 0)) @ vectors.T
-    return precision, precision @ mode - gradient
+    return precision, precision @ found.position - gradient
 
 
 def fsgld(
