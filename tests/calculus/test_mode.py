@@ -144,9 +144,7 @@ def test_third_derivatives_and_scatter_of_a_client():
     for q, skew in zip(own.directions.T, own.skews):
         bent = []
         for e in np.eye(4):
-            up, down = (
-                prepare.client_model(site, theta + s * h * e, data.num_rows).hessian for s in (1, -1)
-            )
+            up, down = (prepare.client_model(site, theta + s * h * e, data.num_rows).hessian for s in (1, -1))
             bent.append(q @ (up - down) @ q / (2 * h))
         np.testing.assert_allclose(skew, bent, rtol=1e-6, atol=1e-5 * np.abs(own.hessian).max())
     with jax.enable_x64(True):
@@ -266,6 +264,7 @@ def test_every_step_goes_down_and_counts():
         asked.append(xs)
         return np.sum(np.cosh(xs), -1)
 
-    mode, _, exchanges = prepare.find_mode(report_fn, values_fn, [20.0, -3.0])
-    np.testing.assert_allclose(mode, 0, atol=1e-8)
-    assert exchanges == len(asked)
+    found = prepare.descend(report_fn, values_fn, [20.0, -3.0])
+    prepare.check_mode(found)
+    np.testing.assert_allclose(found.position, 0, atol=1e-8)
+    assert found.exchanges == len(asked)

@@ -44,55 +44,27 @@ _RUNNING = 5e-3  # a last step longer than this part of the way is one of a sear
 
 
 class LocalModel(NamedTuple):
-    """One client's energy f^c = ℓ^c/p_c − log π0 near a position, and how much its rows differ there.
+    """One client's energy f^c = ℓ^c/p_c − log π0 near a position, and how much its rows differ there."""
 
-    Attributes
-    ----------
-    gradient, hessian
-        (d,) ∇f^c and (d, d) ∇²f^c.
-    directions
-        (d, d) eigenvectors q_k of the Hessian, in columns.
-    skews
-        (d, d) row k: ∇(q_kᵀ∇²f^c q_k), how the gradient bends along q_k.
-    scatter
-        (d, d) covariance of the gradients ∇l(θ; x_ci) over the client's rows; zero for a single row.
-    """
-
-    gradient: Array
-    hessian: Array
-    directions: Array
-    skews: Array
-    scatter: Array
+    gradient: Array  # (d,) ∇f^c
+    hessian: Array  # (d, d) ∇²f^c
+    directions: Array  # (d, d) eigenvectors q_k of the Hessian, in columns
+    skews: Array  # (d, d) row k: ∇(q_kᵀ∇²f^c q_k), how the gradient bends along q_k
+    scatter: Array  # (d, d) covariance of ∇l(θ; x_ci) over the client's rows; zero for a single row
 
 
 @dataclass(frozen=True, eq=False)
 class Preparation:
-    """Mode of the joint posterior and the local model of every client there.
+    """Mode of the joint posterior and the local model of every client there."""
 
-    Attributes
-    ----------
-    mode, start
-        (d,) θ*, and where the search, like the chains, started.
-    hessian
-        (d, d) ∇²f(θ*), the precision of the Laplace approximation at temperature 1.
-    local
-        Every client's energy near θ*.
-    sizes, clients
-        (N,) rows n_c, and the clients' names.
-    parameters
-        A name for every entry of the flat position.
-    num_exchanges
-        Times that the server asked all clients and waited, the last one for ``local`` included.
-    """
-
-    mode: Array
-    start: Array
-    hessian: Array
-    local: tuple[LocalModel, ...]
-    sizes: Array
+    mode: Array  # (d,) θ*
+    start: Array  # (d,) where the search, like the chains, started
+    hessian: Array  # (d, d) ∇²f(θ*), the precision of the Laplace approximation at temperature 1
+    local: tuple[LocalModel, ...]  # every client's energy near θ*
+    sizes: Array  # (N,) rows n_c
     clients: tuple[str, ...]
-    parameters: tuple[str, ...]
-    num_exchanges: int
+    parameters: tuple[str, ...]  # a name for every entry of the flat position
+    num_exchanges: int  # times that the server asked all clients and waited, the last for ``local`` included
 
     @property
     def weights(self) -> Array:
@@ -123,14 +95,7 @@ def _prior_bends(model: Model, theta: jax.Array, directions: jax.Array):
 
 
 def client_model(site: Site, position: ArrayLike, num_rows: int) -> LocalModel:
-    """Report one client's energy f^c near a position, as the planner needs it.
-
-    Parameters
-    ----------
-    site, position
-        As in ``client_report``.
-    num_rows
-        n, the rows of all clients together; the client's weight is p_c = n_c/n.
+    """Report one client's energy f^c near a position, as the planner needs it; p_c = n_c/``num_rows``.
 
     Examples
     --------
@@ -161,29 +126,16 @@ def client_model(site: Site, position: ArrayLike, num_rows: int) -> LocalModel:
 
 
 class Descent(NamedTuple):
-    """Where damped Newton steps ended.
+    """Where damped Newton steps ended."""
 
-    Attributes
-    ----------
-    position, report
-        The last position (d,), and the energy with its derivatives there.
-    first
-        The report at the start.
-    step, decrement
-        The last step (d,), and its length in posterior standard deviations.
-    exchanges
-        Times that the energy was asked for.
-    failed
-        Why they ended before a mode was reached; empty if it was.
-    """
-
-    position: Array
-    report: Report
-    first: Report
-    step: Array
-    decrement: float
-    exchanges: int
-    failed: str = ""
+    start: Array
+    position: Array  # the last one
+    report: Report  # the energy with its derivatives there
+    first: Report  # the same at the start
+    step: Array  # the last one
+    decrement: float  # its length in posterior standard deviations
+    exchanges: int  # times that the energy was asked for
+    failed: str  # why they ended before a mode was reached; empty if it was
 
 
 def descend(
@@ -194,10 +146,41 @@ def descend(
     tolerance: float = 1e-8,
     max_exchanges: int = 100,
 ) -> Descent:
-    """Go down an energy by damped Newton steps, as far as they lead; ``find_mode`` says how."""
+    r"""Go down an energy that is known by its sums only, by damped Newton steps.
+
+    The step is −|∇²f|⁻¹∇f, with the eigenvalues of the Hessian (after scaling it to a unit diagonal) taken
+    by their size, so that it goes down also where the energy is not convex. When the full step does not
+    go down far enough, the energy is asked for at 24 shorter ones at once.
+
+    Parameters
+    ----------
+    report_fn, values_fn
+        The energy with its derivatives at a position (d,), and its values at positions (M, d). One call
+        is one exchange with all clients.
+    start
+        (d,) where to begin.
+    tolerance
+        Stop when the Newton decrement (∇fᵀ∇²f⁻¹∇f)^½, the distance to the mode in posterior standard
+        deviations, is below it. Rounding of a model that computes in float32 inside limits it; up to 10⁻³ is
+        then accepted.
+    max_exchanges
+        Give up after so many.
+
+    Notes
+    -----
+    A minimum, not the lowest one, and only where ``check_mode`` finds nothing wrong.
+
+    Examples
+    --------
+    >>> energy = lambda x: x - np.log(x)
+    >>> report = lambda x: Report(energy(x[0]), 1 - 1 / x, np.diag(x**-2))
+    >>> found = descend(report, lambda xs: energy(xs[:, 0]), [0.1])
+    >>> found.position.round(6), found.exchanges
+    (array([1.]), 9)
+    """
     position, exchanges, failed = np.asarray(start, np.float64), 1, ""
-    here = first = report_fn(position)
-    step, decrement = np.zeros_like(position), np.inf
+    begin, here = position, report_fn(position)
+    first, step, decrement = here, np.zeros_like(position), np.inf
     while here.finite:
         step, decrement = newton_step(here)
         if decrement <= tolerance:
@@ -223,70 +206,18 @@ def descend(
         position, here = position + step, trial
     if not here.finite:
         failed = "the derivatives are not finite on the way"
-    return Descent(position, here, first, step, decrement, exchanges, failed)
+    return Descent(begin, position, here, first, step, decrement, exchanges, failed)
 
 
-def find_mode(
-    report_fn: Callable[[Array], Report],
-    values_fn: Callable[[Array], Array],
-    start: ArrayLike,
-    *,
-    parameters: Sequence[str] = (),
-    tolerance: float = 1e-8,
-    max_exchanges: int = 100,
-) -> tuple[Array, Report, int]:
-    r"""Minimise an energy that is known by its sums only, by damped Newton steps.
-
-    The step is −|∇²f|⁻¹∇f, with the eigenvalues of the Hessian (after scaling it to a unit diagonal) taken
-    by their size, so that it goes down also where the energy is not convex. When the full step does not
-    go down far enough, the energy is asked for at 24 shorter ones at once.
-
-    Parameters
-    ----------
-    report_fn, values_fn
-        The energy with its derivatives at a position (d,), and its values at positions (M, d). One call
-        is one exchange with all clients.
-    start
-        (d,) where to begin.
-    parameters
-        Names for messages.
-    tolerance
-        Stop when the Newton decrement (∇fᵀ∇²f⁻¹∇f)^½, the distance to the mode in posterior standard
-        deviations, is below it.
-    max_exchanges
-        Give up after so many.
-
-    Returns
-    -------
-    tuple
-        The mode, the report there, and the number of exchanges.
-
-    Raises
-    ------
-    DataError
-        If the energy is not finite at the start, has no minimum or none that is found, or is flat there.
-
-    Notes
-    -----
-    A minimum, not the lowest one: an energy with several has others. Rounding of a model that computes in
-    float32 inside limits the decrement; up to 10⁻³ is then accepted.
-
-    Examples
-    --------
-    >>> energy = lambda x: x - np.log(x)
-    >>> report = lambda x: Report(energy(x[0]), 1 - 1 / x, np.diag(x**-2))
-    >>> mode, _, exchanges = find_mode(report, lambda xs: energy(xs[:, 0]), [0.1])
-    >>> mode.round(6), exchanges
-    (array([1.]), 9)
-    """
-    found = descend(report_fn, values_fn, start, tolerance=tolerance, max_exchanges=max_exchanges)
+def check_mode(found: Descent, parameters: Sequence[str] = ()) -> None:
+    """Raise ``DataError`` if steps did not reach a mode, or the energy is flat there."""
     if not found.first.finite:
         raise DataError(
             f"the energy or its derivatives are not finite at the start (energy {found.first.value})",
             hint="start where the model has a density, and check it for log(0) or overflow",
         )
     unit = 1 / unit_scaled(found.first.hessian)[0]
-    way = 1 + float(np.max(np.abs(found.position - np.asarray(start, np.float64)) / unit))
+    way = 1 + float(np.max(np.abs(found.position - found.start) / unit))
     failed = found.failed
     if not failed and np.max(np.abs(found.step) / unit) > _RUNNING * way:
         failed = "the energy has no minimum: it falls on and on"
@@ -297,8 +228,15 @@ def find_mode(
             hint="a feature that separates the outcomes does this under a flat prior; a proper prior, "
             "features on similar scales or another start help",
         )
-    _check_curved(found.report.hessian, unit, parameters)
-    return found.position, found.report, found.exchanges
+    scale, values, vectors = unit_scaled(found.report.hessian)
+    left = scale * unit  # roots of the curvatures, against those at the start
+    if left.min() < 1e-6 or not values[0] > len(values) * 1e-13 * values[-1]:
+        direction = np.eye(len(left))[np.argmin(left)] if left.min() < 1e-6 else vectors[:, 0] / scale
+        raise DataError(
+            f"the posterior is flat where the search ended{_along(direction, parameters)}",
+            hint="a feature that repeats others or separates the outcomes does this; give every parameter a "
+            "proper prior",
+        )
 
 
 def unit_scaled(hessian: Array) -> tuple[Array, Array, Array]:
@@ -325,21 +263,6 @@ def _goes_down(here: Report, trial: Report, step: Array, decrement: float) -> bo
     return closer or trial.value <= here.value + 1e-4 * float(here.gradient @ step)
 
 
-def _check_curved(hessian: Array, unit: Array, parameters: Sequence[str]) -> None:
-    scale, values, vectors = unit_scaled(hessian)
-    direction = vectors[:, 0] / scale
-    left = scale * unit  # roots of the curvatures, against those at the start
-    if left.min() < 1e-6:
-        direction = np.eye(len(left))[np.argmin(left)]
-    elif values[0] > len(values) * 1e-13 * values[-1]:
-        return
-    raise DataError(
-        f"the posterior is flat where the search ended{_along(direction, parameters)}",
-        hint="a feature that repeats others or separates the outcomes does this; give every parameter a "
-        "proper prior",
-    )
-
-
 def _along(direction: Array, parameters: Sequence[str]) -> str:
     size = np.abs(direction)
     most = [int(i) for i in np.argsort(-size)[:3] if size[i] > 0.1 * size.max()]
@@ -364,7 +287,7 @@ def prepare(model: Model, data: FederatedData, *, start: ArrayLike | None = None
     Raises
     ------
     DataError
-        As in ``find_mode``, or if the model has too many parameters.
+        As in ``check_mode``, or if the model has too many parameters.
 
     Notes
     -----
@@ -394,14 +317,15 @@ def prepare(model: Model, data: FederatedData, *, start: ArrayLike | None = None
         return -sum((log_likelihoods(site, positions) for site in sites), start=prior)
 
     parameters = tuple(model.parameter_names)
-    mode, here, exchanges = find_mode(report_fn, values_fn, first, parameters=parameters)
+    found = descend(report_fn, values_fn, first)
+    check_mode(found, parameters)
     return Preparation(
-        mode=mode,
+        mode=found.position,
         start=first,
-        hessian=here.hessian,
-        local=tuple(client_model(site, mode, data.num_rows) for site in sites),
+        hessian=found.report.hessian,
+        local=tuple(client_model(site, found.position, data.num_rows) for site in sites),
         sizes=np.asarray(data.sizes, float),
         clients=data.names,
         parameters=parameters,
-        num_exchanges=exchanges + 1,
+        num_exchanges=found.exchanges + 1,
     )

@@ -16,7 +16,7 @@ import numpy as np
 import fald
 from fald.lab import methods as samplers
 from fald.lab.bench.timing import Case, Contender, Mark
-from fald.langevin.engines import Problem
+from fald.langevin.engine import Problem
 
 _FEATURES, _PER_CLIENT, _SLOTS, _STEPS, _BATCH = 100, 40, 50, 10, 20
 

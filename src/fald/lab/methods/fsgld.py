@@ -19,7 +19,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fald.calculus.mode import descend
-from fald.calculus.sums import Report, client_report, make_site, prior_report, total
+from fald.calculus.sums import (
+    Report,
+    Site,
+    client_report,
+    log_likelihoods,
+    make_site,
+    prior_gradients,
+    prior_report,
+    total,
+)
 from fald.core.errors import ConfigError, DataError
 from fald.core.reveals import Reveals
 from fald.core.types import PyTree, StepSize, float_dtype
@@ -130,29 +139,25 @@ def fit_surrogates(model: Model, data: FederatedData) -> Surrogates:
     ([1.0, 0.5], [2.0, 2.5])
     """
     check_dim("fsgld", model.dim)
-    fitted = zip(*[_fitted(model, data.client(name), name) for name in data.names])
-    return Surrogates(*[np.array(part) for part in fitted])
+    precisions, linears = [], []
+    for name in data.names:
+        site = make_site(model, data.client(name), name)
 
+        def report(theta: np.ndarray, site: Site = site) -> Report:
+            return total([client_report(site, theta), prior_report(model, theta)])
 
-def _fitted(model: Model, rows: PyTree, name: str) -> tuple[np.ndarray, np.ndarray]:
-    site = make_site(model, rows, name)
+        def values(thetas: np.ndarray, site: Site = site) -> np.ndarray:
+            return -log_likelihoods(site, thetas) - prior_gradients(model, thetas)[0]
 
-    def report(theta: np.ndarray) -> Report:
-        return total([client_report(site, theta), prior_report(model, theta)])
-
-    # as far as steps lead: any surrogate leaves the chain unbiased, so a client need not have a mode
-    found = descend(
-        report,
-        lambda thetas: np.array([report(theta).value for theta in thetas]),
-        model.flat_initial_position,
-        tolerance=1e-6,
-    )
-    if not found.report.finite:
-        raise DataError(f"the likelihood of client {name!r} has no finite derivatives")
-    _, gradient, hessian = client_report(site, found.position)
-    eigenvalues, vectors = np.linalg.eigh(hessian)
-    precision = (vectors * np.maximum(eigenvalues, 0)) @ vectors.T
-    return precision, precision @ found.position - gradient
+        found = descend(report, values, np.asarray(model.flat_initial_position), tolerance=1e-6)
+        if not found.report.finite:
+            raise DataError(f"the likelihood of client {name!r} has no finite derivatives")
+        theta, own = found.position, client_report(site, found.position)
+        curvatures, vectors = np.linalg.eigh(own.hessian)
+        precision = (vectors * np.maximum(curvatures, 0)) @ vectors.T
+        precisions.append(precision)
+        linears.append(precision @ theta - own.gradient)
+    return Surrogates(np.array(precisions), np.array(linears))
 
 
 def fsgld(
