@@ -86,7 +86,7 @@ class FALD(Method):
         own = {f.name: getattr(self, f.name) for f in fields(FALD) if f.name in method_settings()}
         step: Any = self.step_size
         if callable(step):
-            written = asdict(step) if is_dataclass(step) else {}
+            written = asdict(step) if is_dataclass(step) and not isinstance(step, type) else {}
             own["step_size"] = {"schedule": type(step).__name__, **written}
         compressed = {} if self.compressor is None else {"compressor": self.compressor.settings()}
         return {"method": self.name, **own, **compressed}
