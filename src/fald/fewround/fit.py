@@ -21,7 +21,7 @@ from fald.fewround.exchange import Exchange, InProcessExchange, Questions, Round
 from fald.fewround.methods import NAMES
 from fald.fewround.outcome import Outcome
 from fald.fewround.site import REVEALS
-from fald.fewround.weights import precision, resample
+from fald.fewround.weights import keep, precision
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.results.kinds import FEW_ROUND
@@ -279,7 +279,9 @@ def _draws(model: Model, outcome: Outcome, seed: int) -> tuple[dict[str, xr.Data
     """Equally weighted draws in chains, and which of the outcome's draws each is."""
     rng = np.random.Generator(np.random.Philox([seed & (2**64 - 1), 3]))
     if outcome.weighted:
-        taken = resample(outcome.weights, _NUM_CHAINS * _NUM_DRAWS, float(rng.random()))
+        report = _report(model)
+        values = outcome.positions if report is None else report(outcome.positions)
+        taken = keep(values, outcome.weights, _NUM_CHAINS * _NUM_DRAWS, rng)
     else:
         taken = np.arange(len(outcome.positions) // _NUM_CHAINS * _NUM_CHAINS)
     taken = rng.permutation(taken).reshape(_NUM_CHAINS, -1)

@@ -189,7 +189,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         modes.send(search.climbers.climb(*target.gradients(around, sums), down))
     if len(modes.relevant()) > 1:  # the verdict is known
         search.climbers.rest()
-    names = _labels(search, state)
+    names = certify.labels(search.names, len(state.precision.mean))
     checks = [
         certify.khat(state.newest, len(draws)),
         certify.means_precise(state.precision, search.tolerance, names),
@@ -201,7 +201,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         certify.defined(undefined, *_expected(base, search.batches[-1]), search.tolerance),
         certify.mode(search.best, gain),
         certify.one_mode(len(modes.relevant())),
-        certify.explored(len(modes.active)),
+        certify.explored(len(modes.active) + search.climbers.waiting),
         certify.two_rounds(len(search.batches)),
     ]
     if cast:
@@ -241,11 +241,6 @@ def _look_out(search: Search, cast: rays.Rays, values: Array, state: State) -> C
         tops = cast.positions[rays.tops(values.reshape(shape), hills)]
         search.modes.send_apart(tops[np.argsort(-missed[hills])[:8]])
     return check
-
-
-def _labels(search: Search, state: State) -> list[str]:
-    extra = len(state.precision.mean) - len(search.names)
-    return search.names + [f"reported quantity {i + 1}" for i in range(extra)]
 
 
 def line(search: Search, current: Proposal) -> tuple[Array, Array]:
