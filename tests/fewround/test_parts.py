@@ -67,6 +67,17 @@ def test_khat_is_the_shape_of_a_pareto_tail(shape):
     assert abs(np.mean(found) - shape) < 4 * error + pull
 
 
+def test_smoothing_gives_no_weight_to_draws_without_density():
+    logs = np.full(8192, -1e6)
+    logs[[3, 4000]] = 0.0
+    found = weights.smooth(logs)
+    assert np.isinf(found.khat)
+    assert found.ess == pytest.approx(2)
+    assert np.isinf(weights.tail_shape(np.exp(logs)))
+    # the twin: a tail that is long, and there
+    assert weights.smooth(-2 * np.log(np.arange(1, 8193))).khat < 3
+
+
 def test_errors_of_mean_and_sd_are_what_repetition_shows():
     law = stats.multivariate_normal([0.3, -0.2], [[1.3, 0.4], [0.4, 0.8]])
     core = proposal.gaussian(np.zeros(2), 1.5 * np.eye(2))

@@ -221,7 +221,8 @@ def one_mode(count: int) -> Check:
     return Check(
         "one mode",
         count == 1,
-        f"the posterior is multimodal: {count} modes found, and whether these are all is unknown",
+        f"the posterior is multimodal, or its top is bent around a hollow: {count} tops with a valley on the "
+        "straight way between them were found, and whether these are all is unknown",
     )
 
 

@@ -135,7 +135,7 @@ class Climbers:
         self._go_on(nobody, nobody)
 
     def _go_on(self, waits: Array, climbs: Array) -> None:
-        """Let those that wait and those that climb, as many as may be, step up, none further than it is away."""
+        """Let those that wait and some that climb step up, none further than it is away."""
         waiting, climbing = np.flatnonzero(waits)[:_LATER], np.flatnonzero(climbs)
         self.waiting, room = len(waiting), _LATER - len(waiting)
         left = np.concatenate([waiting, climbing[:: len(climbing) // max(room, 1) + 1][:room]])

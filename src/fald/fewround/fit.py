@@ -38,7 +38,7 @@ Array = NDArray[Any]
 
 ACCURACIES = {"high": 0.05, "medium": 0.1}
 _NUM_CHAINS, _NUM_DRAWS = 4, 4000
-_MOST_SCOPE = {"one mode", "mode", "tails", "explorers"}  # with these split-HMC would not help
+_MOST_SCOPE = {"one mode", "mode", "tails", "explorers", "numbers"}  # with these split-HMC would not help
 _HMC_ROUNDS = 24
 
 
@@ -293,7 +293,8 @@ def _log_densities(model: Model, outcome: Outcome) -> dict[str, Array]:
     if not len(outcome.values):
         return {}
     prior = prior_gradients(model, outcome.positions)[0]
-    return {"log_prior": prior, "log_likelihood": outcome.values - prior}
+    with np.errstate(invalid="ignore"):  # where there is no density; such a draw is never kept
+        return {"log_prior": prior, "log_likelihood": outcome.values - prior}
 
 
 def _precision_of(model: Model, outcome: Outcome) -> dict[str, dict[str, float]]:

@@ -139,7 +139,7 @@ def far(values: Array, log_weights: Array, dim: int, count: int, quantile: float
 
 
 def _summed(terms: Array) -> Array:
-    """Logarithm of the sum of exp(terms) (K, R) along each ray, and of what follows the last if it goes on so.
+    """Logarithm of the sum of exp(terms) (K, R) along each ray, as if the last ones went on for ever.
 
     A tail that falls like a power leaves a part of its second moment beyond any distance.
 

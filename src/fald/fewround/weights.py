@@ -11,6 +11,11 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
+_NOTHING = (
+    1e-9  # of the largest value: where a tail holds so little, all rests on few draws, and none is fitted
+)
+
+
 class Smoothed(NamedTuple):
     """Normalised weights (C,), the shape k-hat of their tail, and the effective sample size 1/Σw²."""
 
@@ -60,6 +65,8 @@ def tail_shape(values: Array) -> float:
         return np.inf
     if excesses[-1] <= 1e-9 * abs(top[-1]):
         return 0.0
+    if top[0] <= _NOTHING * top[-1]:
+        return np.inf
     return fit_tail(np.maximum(excesses, 1e-12 * excesses[-1]))[0]
 
 
@@ -86,8 +93,8 @@ def smooth(log_weights: Array) -> Smoothed:
         top = top[np.argsort(ratios[top], kind="stable")]
         tail, cutoff = top[1:], ratios[top[0]]
         excesses = ratios[tail] - cutoff
-        khat = 0.0
-        if excesses[-1] > 1e-9:
+        khat = np.inf if cutoff <= _NOTHING else 0.0
+        if khat == 0 and excesses[-1] > 1e-9:
             khat, scale = fit_tail(np.maximum(excesses, 1e-12 * excesses[-1]))
             p = (np.arange(length) + 0.5) / length
             lifted = scale * np.expm1(-khat * np.log1p(-p)) / khat if khat else -scale * np.log1p(-p)
