@@ -207,7 +207,7 @@ FAR, AMONG_MANY = [6.0, 6.0, 5.0], [3.0] * 4 + [0.0] * 16
 def test_a_small_mode_is_found(weight, centre, seed):
     tree = fit(*minor_mode(weight, centre), seed=seed)
     assert tree.attrs["verdict"] == "not reached"
-    assert "2 modes found" in tree.attrs["reason"]
+    assert "2 tops" in tree.attrs["reason"]
 
 
 @pytest.mark.parametrize("centre", [FAR, AMONG_MANY])

@@ -24,10 +24,16 @@ _RINGS = 8  # shells of climbers
 _SAME = 0.5  # sds between two places on one hill
 _HOME = 2.0  # sds from the proposal's centre within which a hilltop is its own
 _PATH = 12
+_SEARCHED = 2  # steps up after which nobody is sent from far below the mode
 _THIN = 0.4  # curvature below which a shell is wide, the proposal's being one
 _MOST_THIN, _MOST_RAYS = 4, 16  # such directions of a shell, and of all of them
 _ALIKE = 0.95  # cosine of two directions that are one
 _SENT = 8  # explorers sent at a time, from the deepest valleys; other climbers beyond a valley wait
+
+
+def plain(dim: int) -> float:
+    """How many nats below a hilltop the plain is, from which every hill can be seen."""
+    return 20.0 + 3 * dim
 
 
 def valley(values: Array) -> Array:
@@ -60,7 +66,7 @@ class Climbers:
         self._slopes = np.zeros_like(ways)
         self._heights, self._reach = np.full(_FIRST, -np.inf), np.ones(_FIRST)
         self._thin = self._sent = np.zeros((0, around.dim))
-        self.waiting = 0
+        self.waiting = self._steps = 0
 
     @property
     def _setting_out(self) -> bool:
@@ -104,16 +110,21 @@ class Climbers:
             deep = np.zeros(len(values))
             found, self._thin = _wide_hills(self._next[seen], slopes[seen])
         else:
-            deep = valley(np.concatenate([values[:, None], along.reshape(-1, _PATH)], axis=1))
-            found = self._choose(np.where(seen, deep, 0.0))
+            ways = along.reshape(-1, _PATH)  # which end at the mode
+            deep = valley(np.concatenate([values[:, None], ways], axis=1))
+            self._steps += 1
+            # far below all tops a valley may be no more than a bend of the slope, along which one climbs on
+            told = seen & ((self._steps <= _SEARCHED) | (values > ways[:, -1] - plain(len(self._centre))))
+            found = self._choose(np.where(told, deep, 0.0))
+            deep = np.where(told, deep, 0.0)
+        apart = np.linalg.norm(self._next[:, None] - self._sent, axis=2).min(axis=1, initial=np.inf)
+        waits = seen & (deep > DIP) & (apart > _SAME)
         up = seen & (values >= self._heights)
         self._places = np.where(up[:, None], self._next, self._places)
         self._slopes = np.where(up[:, None], slopes, self._slopes)
         self._heights = np.where(up, values, self._heights)
         self._reach = np.where(up, np.minimum(2 * self._reach, 1.0), self._reach / 3)
         pointed = np.linalg.norm(self._places + self._slopes, axis=1)
-        apart = np.linalg.norm(self._places[:, None] - self._sent, axis=2).min(axis=1, initial=np.inf)
-        waits = seen & (deep > DIP) & (apart > _SAME)
         self._go_on(waits, np.isfinite(self._heights) & (pointed > _HOME) & (deep <= DIP))
         return self._centre + found @ self._factor.T
 

@@ -127,6 +127,7 @@ def regression(
         ratios={"coefficient": ratio} if ratio else {},
         sensitivity_fn=None if residual_bound is None else sensitivity(residual_bound),
         check_fn=check_fn,
+        prior=f"intercept and every coefficient Normal(0, {scale:g})",
         name=name,
     )
 
