@@ -59,11 +59,9 @@ EXEMPT = {
         "reproduce/runner.py",
         "reproduce/simulations.py",
     },
-    "planner": {"checks.py", "front.py", "law.py", "search.py"},
-    "privacy": {"calibration.py", "events.py", "paper.py"},
     "report": {"svg.py"},
     "results": {"examine.py", "predictive.py"},
-    "theory": {"bounds.py", "complexity.py", "gaussian.py"},
+    "study": {"run.py"},
 }
 
 
