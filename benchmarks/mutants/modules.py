@@ -14,12 +14,27 @@ _CHECKS = [
     )
 ]
 
+_ATTACKS = [
+    f"federation/test_site_attacks.py::{name}"
+    for name in (
+        "test_an_honest_round_gives_the_weighted_sum",
+        "test_weights_that_single_out_a_site_are_refused",
+        "test_weights_from_sizes_that_differ_between_sites_give_noise",
+        "test_sites_that_were_told_different_studies_give_noise",
+        "test_sites_that_were_told_different_starts_give_noise",
+    )
+]
+
 TESTS: dict[str, list[str]] = {
     "fald/federation/wire.py": ["federation/test_wire.py"],
     "fald/federation/site/policy.py": ["federation/test_policy.py"],
-    "fald/federation/site/worker.py": ["federation/test_site_table.py"],
-    "fald/federation/site/run.py": ["federation/test_site_table.py"],
-    "fald/federation/site/langevin.py": ["federation/test_site_table.py"],
+    "fald/federation/site/worker.py": ["federation/test_site_run.py", "federation/test_site_table.py"],
+    "fald/federation/site/run.py": [
+        *_ATTACKS,
+        "federation/test_site_run.py",
+        "federation/test_site_table.py",
+    ],
+    "fald/federation/site/langevin.py": ["federation/test_site_run.py", "federation/test_site_table.py"],
     "fald/core/reveals.py": ["federation/test_site_table.py"],
     "fald/federation/site/ledger.py": ["federation/test_ledger.py"],
     "fald/federation/site/account.py": ["federation/test_account.py"],
