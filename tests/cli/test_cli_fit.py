@@ -9,6 +9,7 @@ import pytest
 import fald
 import stopping
 from command import FITTED, STUDY, run
+from fald.study.schema import load_study
 
 
 @pytest.fixture
@@ -37,6 +38,40 @@ def test_a_study_without_settings_is_fitted_with_a_verdict(fitted):
     assert "What left a site" in text
     assert len(run("predict", "runs/study", "south.csv", cwd=fitted).splitlines()) == 26
     assert run("privacy", "--run", "runs/study", cwd=fitted).startswith("No privacy")
+
+
+def test_fa_ld_by_name_is_planned_and_stands_beside_the_few_round_posterior(fitted):
+    asked = ("run", "study.toml", "-q", "--set", "accuracy=0.3", "--method")
+    out = run(*asked, "fa-ld", cwd=fitted)
+    head, _, beside = out.partition(
+        "\nFA-LD, planned for means within 0.3 posterior sd and sds within 30%, beside"
+    )
+    assert "local steps, 32 chains" in head
+    assert "the few-round posterior (3 rounds, reached)" in beside
+    for row in ("largest shift of a mean", "ratio of sds", "rounds", "largest R-hat", "smallest ESS"):
+        assert row in beside
+    assert "--method corrected" in beside
+    found = json.loads((fitted / "runs/study/summary.json").read_text())
+    assert found["settings"]["method"] == "fa-ld"
+    few = fald.fit(0, *model_and_data(fitted), accuracy=0.3, progress=False)
+    table, exact = fald.summary(fald.load(fitted / "runs/study/posterior.nc")), fald.summary(few)
+    assert found["beside"]["shift"] == pytest.approx(
+        ((table["mean"] - exact["mean"]) / exact["sd"]).abs().max(), rel=1e-3
+    )
+    # what was found beside is still there for those who look later
+    assert "few-round posterior" in run("diagnose", "runs/study", "--doubling", "0", cwd=fitted)
+    # the twins: the few-round method has nothing beside it, and settings of one's own are not overruled
+    assert "beside" not in run(*asked, "importance", "--out", "few", cwd=fitted)
+    (fitted / "study.toml").write_text(STUDY)
+    assert "(or --method)" in run(*asked, "fa-ld", "--out", "own", cwd=fitted, code=2)
+    (fitted / "study.toml").write_text(FITTED)
+    assert "'corrected' or 'fa-ld'; got 'langevin'" in run(*asked, "langevin", cwd=fitted, code=2)
+
+
+def model_and_data(folder):
+    study = load_study(folder / "study.toml")
+    data = study.read_data()
+    return study.build_model(data.features), data
 
 
 TOO_LITTLE = ("--set", "max-rounds=3", "--set", "accuracy=0.005")

@@ -53,8 +53,7 @@ def package(tmp_path, monkeypatch):
 
     def forget() -> None:
         for registry in REGISTRIES:
-            for name in ("_found", "_loaded"):
-                registry.__dict__.pop(name, None)
+            registry.__dict__.pop("_found", None)
         for module in [m for m in sys.modules if m.split(".")[0] == "outside"]:
             del sys.modules[module]
 

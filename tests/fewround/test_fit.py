@@ -210,7 +210,7 @@ SMALL = [*((0.03, FAR, s) for s in range(4)), (0.1, AMONG_MANY, 1)]
 def test_a_small_mode_is_found(weight, centre, seed):
     tree = fit(*minor_mode(weight, centre), seed=seed)
     assert tree.attrs["verdict"] == "not reached"
-    assert "2 modes found" in tree.attrs["reason"]
+    assert "2 tops" in tree.attrs["reason"]
 
 
 @pytest.mark.parametrize("centre", mostly_slow([FAR, AMONG_MANY], [FAR]))

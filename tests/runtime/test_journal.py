@@ -14,7 +14,7 @@ import pytest
 import fald
 from fald.core.errors import ConfigError, Interrupted, NonFiniteError, StorageError
 from fald.fewround.exchange import InProcessExchange
-from fald.langevin.engines import InProcess
+from fald.langevin.inprocess import InProcess
 from fald.results.summary import settling
 from fald.runtime import journal
 from fald.runtime.journal import Journal, alive, read

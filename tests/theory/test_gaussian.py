@@ -381,7 +381,7 @@ def test_target_is_the_minimiser_with_the_inverse_curvature():
 
 
 BAD = [
-    ({"correlation": 1.2}, "correlation must be a number between 0 and 1; got 1.2"),
+    ({"correlation": 1.2}, "correlation must be between 0 and 1; got 1.2"),
     ({"correlation": -0.1}, "correlation"),
     ({"step_size": 0.0}, "step-size must be > 0; got 0"),
     ({"step_size": -0.1}, "step-size must be > 0; got -0.1"),

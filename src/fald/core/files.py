@@ -102,16 +102,24 @@ def _opened(path: Path) -> int:
         ) from error
 
 
-def _taken(file: int, path: Path) -> bool:
-    """Whether the lock of an open file is ours now, and the file still the one at its path."""
+def lock(file: Any, *, shared: bool = False) -> bool | None:
+    """Take the lock of an open file until it closes; False: another process has it, None: no locks here."""
     if fcntl is None:
-        return True
+        return None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # some network folders have no locks
-        return True
+    except OSError:  # some network folders have none
+        return None
+    return True
+
+
+def _taken(file: int, path: Path) -> bool:
+    """Whether the lock of an open file is ours now, and the file still the one at its path."""
+    ours = lock(file)
+    if not ours:
+        return ours is None
     return path.exists() and os.fstat(file).st_ino == path.stat().st_ino
 
 

@@ -16,38 +16,28 @@ from fald.core.errors import PolicyError
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of number.
-
-    Attributes
-    ----------
-    says
-        What it is, as a report says it: "a client sends …".
-    axes
-        How many axes of the length of the parameters an array of it has.
-    curvature
-        Whether it is, or contains, second derivatives over the client's rows.
-    """
+class KindOfNumber:
+    """One kind of number: what a report says, how many axes as long as the parameters its arrays have."""
 
     says: str
     axes: int
-    curvature: bool = False
+    curvature: bool = False  # whether it is, or contains, second derivatives over the client's rows
 
 
-KINDS: Mapping[str, Kind] = {
-    "nothing": Kind("zeros in the place of a number that it keeps", 0),
-    "count": Kind("how many bytes and gradients its round took", 0),
-    "value": Kind("its log likelihood at given parameters", 0),
-    "point": Kind("the parameters at which it was asked", 1),
-    "position": Kind("where its own steps ended", 1),
-    "quantised": Kind("where its own steps or its gradient lead, rounded to few levels", 1),
-    "gradient": Kind("the gradient over its rows", 1),
-    "shift": Kind("the linear term of a Gaussian fitted to its rows", 1),
-    "mode": Kind("its own best parameters", 1),
-    "hessian": Kind("second derivatives over its rows", 2, curvature=True),
-    "precision": Kind("the precision of a Gaussian fitted to its rows", 2, curvature=True),
-    "square": Kind("products of its own best parameters", 2, curvature=True),
-    "leverage": Kind("its share of the curvature of the posterior", 0, curvature=True),
+KINDS: Mapping[str, KindOfNumber] = {
+    "nothing": KindOfNumber("zeros in the place of a number that it keeps", 0),
+    "count": KindOfNumber("how many bytes and gradients its round took", 0),
+    "value": KindOfNumber("its log likelihood at given parameters", 0),
+    "point": KindOfNumber("the parameters at which it was asked", 1),
+    "position": KindOfNumber("where its own steps ended", 1),
+    "quantised": KindOfNumber("where its own steps or its gradient lead, rounded to few levels", 1),
+    "gradient": KindOfNumber("the gradient over its rows", 1),
+    "shift": KindOfNumber("the linear term of a Gaussian fitted to its rows", 1),
+    "mode": KindOfNumber("its own best parameters", 1),
+    "hessian": KindOfNumber("second derivatives over its rows", 2, curvature=True),
+    "precision": KindOfNumber("the precision of a Gaussian fitted to its rows", 2, curvature=True),
+    "square": KindOfNumber("products of its own best parameters", 2, curvature=True),
+    "leverage": KindOfNumber("its share of the curvature of the posterior", 0, curvature=True),
 }
 
 
@@ -123,18 +113,9 @@ def shows_curvature(kinds: Iterable[str]) -> bool:
 
 
 def check_upload(reveals: Reveals, arrays: Sequence[Any], counts: Sequence[Any], dim: int) -> None:
-    """Refuse an upload that is not what was declared.
+    """Refuse an upload that is not what was declared; ``counts`` is what it says of its costs.
 
-    Parameters
-    ----------
-    reveals
-        The declaration.
-    arrays
-        Arrays of the upload in their order, chains in front.
-    counts
-        What it says of its costs, chains in front.
-    dim
-        Number of parameters.
+    Arrays of the upload come in their order, chains in front.
 
     Raises
     ------

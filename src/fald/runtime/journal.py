@@ -7,7 +7,6 @@ locked while its run lives; a journal that has begun, has not ended and is not l
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import math
 import os
@@ -19,12 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from fald.core.errors import ConfigError, FaldError, Interrupted, StorageError
-from fald.core.files import storage_error
-
-try:
-    _fcntl: Any = importlib.import_module("fcntl")
-except ImportError:  # not on Windows, where a dead run shows by its silence alone
-    _fcntl = None
+from fald.core.files import lock, storage_error
 
 NAME = "rounds.jsonl"
 MOST_PARAMETERS = 30  # whose intervals a line carries
@@ -71,16 +65,8 @@ class Journal:
     def write(self, **fields: Any) -> None:
         """Append a line; ``time`` and ``seconds`` since the line before are added.
 
-        Parameters
-        ----------
-        fields
-            What the documentation of ``rounds.jsonl`` lists, as far as it is known. Numbers that are not
-            finite become null.
-
-        Raises
-        ------
-        StorageError
-            If the line cannot be written.
+        Fields are those that the documentation of ``rounds.jsonl`` lists, as far as they are known. Numbers
+        that are not finite become null.
         """
         if self.path is None:
             return
@@ -107,11 +93,7 @@ class Journal:
     def running(self, **start: Any) -> Iterator[None]:
         """Write the first and the last line of a run, whatever ends it, and hold the lock in between.
 
-        Parameters
-        ----------
-        start
-            What is known at the start: ``round`` (of a resumed run; otherwise 0), ``rounds_total``,
-            ``sites`` and others.
+        ``start`` is what is known then: ``round`` (0 unless resumed), ``rounds_total``, ``sites`` and others.
         """
         self.write(event="start", **self.about, **start)
         status: dict[str, Any] = {"status": "finished"}
@@ -127,14 +109,10 @@ class Journal:
         finally:
             with contextlib.suppress(StorageError):  # what ended the run is what matters
                 self.write(event="end", **status)
-            self.close()
-
-    def close(self) -> None:
-        """Close the file; a further line opens it again."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None
+            if self._file is not None:
+                with contextlib.suppress(OSError):
+                    self._file.close()
+                self._file = None
 
 
 def as_journal(journal: str | Path | Journal | None) -> Journal:
@@ -187,16 +165,12 @@ def since_start(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def alive(folder: str | Path) -> bool | None:
     """Whether a process is writing the journal now; None where locks cannot tell."""
-    if _fcntl is None:
-        return None
     try:
         with open(Path(folder) / NAME, "rb") as file:
-            _fcntl.flock(file, _fcntl.LOCK_SH | _fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            free = lock(file, shared=True)
     except OSError:
         return None
-    return False
+    return None if free is None else not free
 
 
 def replies(carrier: Any) -> Mapping[str, Any] | None:
@@ -212,26 +186,14 @@ def replies(carrier: Any) -> Mapping[str, Any] | None:
 def _open(path: Path) -> IO[bytes]:
     """The file, locked and ready for a new line after whatever a kill left behind."""
     file = open(path, "ab+", buffering=0)  # noqa: SIM115 - it stays open as long as the run
-    _lock(file)
+    for _ in range(20):  # whoever asks whether the run is alive has the lock for a moment
+        if lock(file) is not False:
+            break
+        time.sleep(0.01)
     if file.seek(0, os.SEEK_END) > 0:
         file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
-            file.write(b"\n")
+        file.write(b"" if file.read(1) == b"\n" else b"\n")
     return file
-
-
-def _lock(file: IO[bytes]) -> None:
-    """Lock the file; whoever asks whether the run is alive holds it for a moment, hence the patience."""
-    if _fcntl is None:
-        return
-    for _ in range(20):
-        try:
-            _fcntl.flock(file, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(0.01)
-        except OSError:  # some network folders have no locks
-            return
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from fald.calculus.mode import MAX_DIM as LARGEST_PLANNED
+from fald.calculus.sums import MAX_DIM as LARGEST_PLANNED
 from fald.core.checks import check_count
 from fald.core.errors import ConfigError
 from fald.fewround.exchange import Exchange
@@ -56,7 +56,7 @@ def fit(
         not reach the accuracy, ``"auto"`` goes on with split-HMC for at most 24 further rounds.
     method
         ``"importance"``: adaptive importance sampling; ``"corrected"``: corrected Langevin dynamics;
-        ``"langevin"``: plain FA-LD with planned settings, in many rounds; ``"auto"``: importance sampling,
+        ``"fa-ld"``: plain FA-LD with planned settings, in many rounds; ``"auto"``: importance sampling,
         and plain FA-LD above 1,000 parameters. The result says which and why.
     curvature
         Whether Hessians may leave a site. Without them gradients at many parameters are asked for instead,
@@ -108,7 +108,7 @@ def fit(
     check_model(model, data)
     chosen, why = choose(model, method, curvature=curvature)
     how: dict[str, Any] = {"progress": progress, "checkpoint": checkpoint, "journal": journal}
-    if chosen == "langevin":
+    if chosen == "fa-ld":
         tree = _langevin(rng_key, model, data, tolerance, **how)
     else:
         settings = FewRoundSettings(chosen, tolerance, max_rounds, curvature, go_on=method == "auto")
@@ -129,19 +129,19 @@ def choose(model: Model, method: FitMethod = "auto", *, curvature: bool = True) 
     --------
     >>> import fald
     >>> choose(fald.models.logistic_regression(2000))
-    ('langevin', 'plain FA-LD, because the model has 2001 parameters, more than 1000')
+    ('fa-ld', 'plain FA-LD, because the model has 2001 parameters, more than 1000')
     """
     if method not in FIT_METHODS:
         raise ConfigError(
             f"method must be one of {', '.join(FIT_METHODS)}; got {method!r}", hint="auto is usual"
         )
-    if method == "langevin":
-        return "langevin", "plain FA-LD, as asked for"
+    if method == "fa-ld":
+        return "fa-ld", "plain FA-LD, as asked for"
     if model.dim > MAX_DIM:
         found = f"the model has {model.dim} parameters, more than {MAX_DIM}"
         if method != "auto":
-            raise ConfigError(f"method {method!r} cannot be used: {found}", hint="use method='langevin'")
-        return "langevin", f"plain FA-LD, because {found}"
+            raise ConfigError(f"method {method!r} cannot be used: {found}", hint="use method='fa-ld'")
+        return "fa-ld", f"plain FA-LD, because {found}"
     if method == "corrected":
         if not curvature:
             raise ConfigError("method 'corrected' needs Hessians", hint="use method='importance'")
@@ -164,14 +164,14 @@ def _langevin(rng_key, model: Model, data: FederatedData, tolerance: float, **ho
             "settings of plain FA-LD are planned from the rows, which are at the sites",
             hint="give the study a [sampler] section",
         )
-    goal = Goal(bias=tolerance, sd_error=tolerance, num_chains=16)
+    goal = Goal(bias=tolerance, sd_error=tolerance)
     if model.dim > LARGEST_PLANNED:  # one local step per round: as many draws as means and sds need
-        goal = replace(goal, ess=400.0, ess_per_chain=25.0)
+        goal = replace(goal, ess=400.0, num_chains=16, ess_per_chain=25.0)
     tree = sample(rng_key, model, data, **plan(model, data, goal=goal).arguments(), **how)
     tree.attrs |= {
         "verdict": "not certified",
-        "reason": "plain FA-LD has a bias that no diagnostic sees; its settings were planned for the wanted "
-        "accuracy",
+        "reason": "plain FA-LD has a bias that no diagnostic sees; its settings were planned for means "
+        f"within {tolerance:g} posterior sd and sds within {100 * tolerance:g}%",
         "advice": "look at R-hat and ESS, and at 'fald diagnose' for the predicted bias",
     }
     return tree

@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fald.calculus.sums import client_report, make_site, prior_report
 from fald.core.errors import ConfigError, DataError
 from fald.core.keys import normals
 from fald.core.reveals import Reveals
 from fald.core.types import PyTree, float_dtype, sum_last
-from fald.lab.methods.fsgld import likelihood_derivatives, prior_derivatives
 from fald.langevin.client import Local
 from fald.langevin.fald import FALD, fald, variant
 from fald.langevin.method import Answers, Cost, Spent, Upload, check_dim, digest, numbers_as_bytes
@@ -138,24 +138,20 @@ def find_quadratics(model: Model, data: FederatedData) -> Quadratics:
     >>> found.hessians.ravel().round(6).tolist(), found.centers.ravel().round(6).tolist()
     ([1.5, 1.5], [2.0, 5.0])
     """
-    found = []
-    with jax.enable_x64(True):
-        start = np.asarray(model.flat_initial_position, np.float64)
-        for name, share in zip(data.names, data.weights):
-            rows = data.client(name)
-
-            def energy(theta, rows=rows, share=share):
-                of_rows, of_prior = (
-                    likelihood_derivatives(model, rows, theta),
-                    prior_derivatives(model, jnp.asarray(theta)),
-                )
-                return [a / share + np.asarray(b) for a, b in zip(of_rows, of_prior)]
-
-            found.append(_quadratic(name, energy, start))
+    found = [_quadratic(model, data, name, share) for name, share in zip(data.names, data.weights)]
     return Quadratics(*[np.array(part) for part in zip(*found)])
 
 
-def _quadratic(name: str, energy: Any, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+def _quadratic(
+    model: Model, data: FederatedData, name: str, share: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    site = make_site(model, data.client(name), name)
+
+    def energy(theta: np.ndarray) -> list[Any]:
+        reports = zip(client_report(site, theta), prior_report(model, theta))
+        return [of_rows / share + of_prior for of_rows, of_prior in reports]
+
+    start = np.asarray(model.flat_initial_position, np.float64)
     value, gradient, hessian = energy(start)
     eigenvalues = np.linalg.eigvalsh(hessian)
     if not np.all(np.isfinite(hessian)) or eigenvalues[0] <= 1e-12 * abs(eigenvalues[-1]):
@@ -182,14 +178,13 @@ def _compose(method: Composed, energies: Quadratics) -> _Moves:
     """The affine-Gaussian map of a round, in the eigenbasis of each Hessian."""
     eta, steps = float(method.step_size), method.local_steps  # type: ignore[arg-type]
     values, basis = np.linalg.eigh(energies.hessians)
-    factor = 1 - eta * values
+    factor, scale = 1 - eta * values, 2 * eta * method.temperature
 
     def matrix(diagonal: np.ndarray) -> np.ndarray:
         return (basis * diagonal[:, None, :]) @ basis.transpose(0, 2, 1)
 
     carry = matrix(factor**steps)
     pull = energies.centers - np.einsum("cij,cj->ci", carry, energies.centers)
-    scale = 2 * eta * method.temperature
     own = matrix(np.sqrt((1 - method.correlation**2) * scale * _geometric(factor**2, steps)))
     shared = np.zeros((*energies.centers.shape, 0))
     if method.correlation > 0:
@@ -253,11 +248,5 @@ def composed(
     """
     if callable(step_size):
         raise ConfigError("composed rounds need a constant step-size", hint="use fald.samplers.fald")
-    made = fald(
-        local_steps=local_steps,
-        step_size=step_size,
-        temperature=temperature,
-        correlation=correlation,
-        noise=noise,
-    )
-    return variant(Composed, made, name="composed")
+    given = {"temperature": temperature, "correlation": correlation, "noise": noise}
+    return variant(Composed, fald(local_steps=local_steps, step_size=step_size, **given), name="composed")

@@ -69,6 +69,7 @@ class DESGLD(Peer):
     name: str = "de-sgld"
 
     reveals = Reveals()
+    meets = "node"
 
     def prepare(self, model: Model, data: FederatedData, answers: Answers) -> Self:
         """Every client is a node."""
@@ -93,7 +94,7 @@ class DESGLD(Peer):
         travelled = numbers_as_bytes(links * own.shape[0])
         return Upload(moved, local.energy(own, 0), spent=Spent(1, travelled, travelled, 1)), memory
 
-    def server_update(self, hyper, state: jax.Array, uploads: Upload, weights: jax.Array, server: Server):
+    def server_update(self, hyper, state: jax.Array, uploads: Upload, server: Server):
         """Nothing is averaged: the nodes' new positions."""
         return uploads.position
 

@@ -31,7 +31,7 @@ from fald.langevin.server import Server, average
 _MOST_STEPS = 1_000_000
 
 
-class _State(NamedTuple):
+class _VRState(NamedTuple):
     position: jax.Array  # X̄
     anchor: jax.Array  # Y
     gradient: jax.Array  # Σ_j ∇U_j(Y)
@@ -53,15 +53,16 @@ class VRFALD(Peer):
     _numbers = ("step_size", "temperature", "sync", "refresh", "correlation")
 
     reveals = Reveals(("position", "value", "gradient"))
+    meets = "node"
     all_rows = True  # for exact gradients between the stochastic ones
 
-    def init(self, position: jax.Array) -> tuple[_State, jax.Array]:
+    def init(self, position: jax.Array) -> tuple[_VRState, jax.Array]:
         """Ask for gradients at the start; a client keeps X_c."""
         yes, no = jnp.ones((), bool), jnp.zeros((), bool)
         zero, one = jnp.zeros_like(position), jnp.ones((), jnp.int32)
-        return _State(position, position, zero, one, yes, yes, no), position
+        return _VRState(position, position, zero, one, yes, yes, no), position
 
-    def client_update(self, hyper, local: Local, message: _State, memory: jax.Array):
+    def client_update(self, hyper, local: Local, message: _VRState, memory: jax.Array):
         """Steps up to the next event, or the gradient at the new Y."""
         start = jnp.where(message.sync, message.position, memory)
         own = local.num_clients * local.share  # N ∇U_c = own · ∇f^c
@@ -72,18 +73,9 @@ class VRFALD(Peer):
             return -hyper["step_size"] * reduced
 
         def noise(k):
-            return injected(
-                local.shared_key,
-                local.own_key,
-                k,
-                dim,
-                step_size=hyper["step_size"],
-                temperature=hyper["temperature"],
-                correlation=hyper["correlation"],
-                variance=local.num_clients,
-                uses_shared=True,
-                uses_own=True,
-            )
+            scale = jnp.sqrt(2 * hyper["step_size"] * hyper["temperature"])
+            correlation = hyper["correlation"]
+            return injected(local, k, dim, scale=scale, correlation=correlation, variance=local.num_clients)
 
         steps = jnp.where(message.renew, 0, message.steps)
         x = langevin_steps(steps, drift, noise, start)
@@ -99,7 +91,7 @@ class VRFALD(Peer):
         )
         return Upload(x, local.energy(message.position, 0), gradient, spent), x
 
-    def server_update(self, hyper, state: _State, uploads: Upload, weights: jax.Array, server: Server):
+    def server_update(self, hyper, state: _VRState, uploads: Upload, server: Server):
         """The mean, which event ended the round, and how long the next one is."""
         no = jnp.zeros((), bool)
         first, second = uniforms(server.choice_key, 0, 2)
@@ -108,12 +100,12 @@ class VRFALD(Peer):
         steps = 1 + jnp.floor(jnp.log1p(-first) / jnp.log1p(-jnp.minimum(either, 1 - 1e-7)))
         steps = jnp.clip(jnp.where(either >= 1, 1, steps), 1, _MOST_STEPS).astype(jnp.int32)
         after_gradients = state._replace(
-            gradient=average(uploads.extra, weights), steps=steps, sync=no, renew=no, renewed=~no
+            gradient=average(uploads.extra, server.weights), steps=steps, sync=no, renew=no, renewed=~no
         )
         mean = jnp.mean(uploads.position, axis=0)
         event = second * either  # uniform over: sync alone, both, refresh alone
         synced, renews = event < sync, event >= sync - sync * refresh
-        after_steps = _State(
+        after_steps = _VRState(
             mean, jnp.where(renews, mean, state.anchor), state.gradient, steps, synced, renews, no
         )
         return jax.tree.map(lambda a, b: jnp.where(state.renew, a, b), after_gradients, after_steps)

@@ -86,14 +86,19 @@ def band(axes: Axes, i: int, x: Any, low: Any, high: Any) -> None:
     axes.fill_between(x, low, high, color=look(i).color, alpha=0.18, linewidth=0)
 
 
+def level(axes: Axes, value: float) -> None:
+    """A thin dashed line across, to compare with."""
+    axes.axhline(value, color=LAW, linewidth=0.8, linestyle=(0, (2, 2)))
+
+
 def logarithmic(axes: Axes, which: str) -> None:
     """Logarithmic axes; ticks of a short range are plain numbers."""
     from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
     for name in which:
-        axis = axes.xaxis if name == "x" else axes.yaxis
-        (axes.set_xscale if name == "x" else axes.set_yscale)("log")
-        low, high = (axes.get_xlim if name == "x" else axes.get_ylim)()
+        axis = getattr(axes, f"{name}axis")
+        axes.set(**{f"{name}scale": "log"})
+        low, high = axis.get_view_interval()
         if high / low < 30:
             axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
             axis.set_major_formatter("{x:g}")
