@@ -11,7 +11,7 @@ import fald
 from fald.pages.explorer import SettingsExplorer
 from fald.pages.server import Page, address, make_server
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,6 @@ import pytest
 import fald
 from fald.core.errors import ExitCode
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "two-sites"

@@ -353,7 +353,7 @@ class Fake:
         site._message, site._chains, site._dim = [START], CHAINS, DIM
         site._reveals, site._rows, site._numbers, site._roots = self.reveals, None, None, None
         site._client, site._start, site._memory = 0, None, None
-        site._run = lambda *_: (upload, None)
+        site._run = lambda *_, **__: (upload, None)
         site._keep = lambda task, memory: self.kept.append(task.round)
         return site.answer(Task(0, SHARES[:, 0], [START], 0))
 

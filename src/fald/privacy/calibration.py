@@ -34,16 +34,10 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The largest setting within a budget.
+    """The largest ``value`` of what was varied within a budget: of a schedule, its largest step.
 
-    Attributes
-    ----------
-    vary, value
-        What was varied, and its largest value found: the largest step where the step size is a schedule.
-    settings, report
-        The run with that value, and its accounting: proof that it keeps the budget.
-    at_limit
-        True where the search ended at its own limit and more might be allowed.
+    ``report`` is the accounting of the run with that value: proof that it keeps the budget. ``at_limit`` is
+    True where the search ended at its own limit and more might be allowed.
     """
 
     vary: Vary
