@@ -12,7 +12,7 @@ import numpy as np
 from fald.core.errors import ConfigError
 from fald.core.files import damaged
 from fald.langevin.divergence import explain, first_escape, up_to
-from fald.langevin.engine import Engine, Assignment
+from fald.langevin.engine import Assignment, Engine
 from fald.langevin.guard import Guard
 from fald.privacy.protection import Protection
 from fald.runtime.checkpoint import Store

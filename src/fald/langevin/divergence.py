@@ -11,7 +11,7 @@ import numpy as np
 
 from fald.calculus.gradients import client_rows, energy_fn, largest_curvatures, pooled_mode
 from fald.core.errors import FaldError, NonFiniteError
-from fald.langevin.engine import Engine, Assignment
+from fald.langevin.engine import Assignment, Engine
 from fald.runtime.records import Records, RunState
 
 _CLIENTS_EXAMINED = 20

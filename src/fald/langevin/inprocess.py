@@ -28,7 +28,7 @@ from fald.core.checks import check_count
 from fald.core.errors import ConfigError
 from fald.core.types import float_dtype
 from fald.langevin import costs as tally
-from fald.langevin.engine import Failure, Assignment
+from fald.langevin.engine import Assignment, Failure
 from fald.langevin.method import Method
 from fald.langevin.rounds import Given, Layout, Rounds, SizeClass, Tables, row_numbers
 from fald.problem.data import FederatedData

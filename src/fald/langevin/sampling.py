@@ -18,7 +18,7 @@ from fald.core.types import Position, StepSize, as_floats, float_dtype
 from fald.langevin.chains import Asked, Chains
 from fald.langevin.divergence import step_times_curvature
 from fald.langevin.draws import build_tree
-from fald.langevin.engine import Engine, Assignment
+from fald.langevin.engine import Assignment, Engine
 from fald.langevin.fald import fald, private
 from fald.langevin.guard import Guard
 from fald.langevin.inprocess import InProcess

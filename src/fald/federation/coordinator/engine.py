@@ -18,7 +18,7 @@ from fald.core.types import PyTree, float_dtype
 from fald.federation.coordinator.sites import Federation, Replies, check_arrays, check_finite, masked_sum
 from fald.fewround.site import Answer, Request
 from fald.langevin import costs as tally
-from fald.langevin.engine import Failure, Assignment
+from fald.langevin.engine import Assignment, Failure
 from fald.langevin.method import Method, Upload
 from fald.langevin.rounds import Begun, ServerRounds
 from fald.langevin.server import Server
