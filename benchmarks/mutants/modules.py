@@ -27,20 +27,27 @@ _ATTACKS = [
 
 TESTS: dict[str, list[str]] = {
     "fald/federation/wire.py": ["federation/test_wire.py"],
-    "fald/federation/site/policy.py": ["federation/test_policy.py"],
+    "fald/federation/site/policy.py": ["federation/test_policy.py", "federation/test_budget_borders.py"],
     "fald/federation/site/worker.py": ["federation/test_site_run.py", "federation/test_site_table.py"],
     "fald/federation/site/run.py": [
         *_ATTACKS,
         "federation/test_site_run.py",
         "federation/test_site_table.py",
     ],
-    "fald/federation/site/langevin.py": ["federation/test_site_run.py", "federation/test_site_table.py"],
+    "fald/federation/site/langevin.py": [
+        "federation/test_site_run.py",
+        "federation/test_site_table.py::test_messages_of_a_round_must_fit_the_study",
+        "federation/test_site_steps.py",
+    ],
     "fald/core/reveals.py": ["federation/test_site_table.py"],
-    "fald/federation/site/ledger.py": ["federation/test_ledger.py"],
+    "fald/federation/site/ledger.py": ["federation/test_budget_borders.py", "federation/test_ledger.py"],
     "fald/federation/site/account.py": ["federation/test_account.py"],
-    "fald/federation/secure/session.py": ["federation/test_secure.py"],
-    "fald/federation/secure/fixed_point.py": ["federation/test_secure.py"],
-    "fald/federation/secure/identity.py": ["federation/test_secure.py"],
+    "fald/federation/secure/session.py": ["federation/test_budget_borders.py", "federation/test_secure.py"],
+    "fald/federation/secure/fixed_point.py": [
+        "federation/test_budget_borders.py",
+        "federation/test_secure.py",
+    ],
+    "fald/federation/secure/identity.py": ["federation/test_budget_borders.py", "federation/test_secure.py"],
     "fald/fewround/certify.py": ["fewround/test_certify_borders.py", "fewround/test_certify.py"],
     "fald/fewround/weights.py": ["fewround/test_weights.py"],
     "fald/results/checks_of_draws.py": ["results/test_check_borders.py", *_CHECKS],
