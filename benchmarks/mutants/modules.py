@@ -37,6 +37,7 @@ TESTS: dict[str, list[str]] = {
     "fald/federation/site/langevin.py": [
         "federation/test_site_run.py",
         "federation/test_site_table.py::test_messages_of_a_round_must_fit_the_study",
+        "federation/test_site_table.py::test_uploads_are_compared_with_what_the_method_declares",
         "federation/test_site_steps.py",
     ],
     "fald/core/reveals.py": ["federation/test_site_table.py"],
