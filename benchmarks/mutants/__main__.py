@@ -122,10 +122,35 @@ def main() -> int:
     for module in modules:
         found = measure(warm, module, None if args.all else args.sample, args.seed)
         print(f"== {module}: {found['noticed']} of {found['tried']} noticed, {found['score']}%", flush=True)
-        path = RESULTS / (module.removeprefix("fald/").removesuffix(".py").replace("/", ".") + ".json")
-        path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        _stored(module).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         low |= found["score"] < 90
+        (FOLDER / "scores.md").write_text(_table(), encoding="utf-8")
     return int(low)
+
+
+def _table() -> str:
+    """All stored scores, as Markdown."""
+    lines = [
+        "# Slips that the tests notice",
+        "",
+        "Made by `make mutants`. Of all slips that can be made in a module a sample is tried; those argued",
+        "in `equivalent.json` to change nothing are left out, and the tests that `modules.py` names must",
+        "notice the others. `results/` lists every slip that lives.",
+        "",
+        "| module | noticed | of tried | score | change nothing | of all | date |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for module in TESTS:
+        path = _stored(module)
+        if path.exists():
+            r = json.loads(path.read_text(encoding="utf-8"))
+            row = (r["noticed"], r["tried"], f"{r['score']}%", r["change nothing"], r["mutants"], r["date"])
+            lines.append(f"| `{module.removeprefix('fald/')}` | " + " | ".join(map(str, row)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _stored(module: str) -> Path:
+    return RESULTS / (module.removeprefix("fald/").removesuffix(".py").replace("/", ".") + ".json")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from fald.federation.site.policy import make_policy
 from fald.federation.site.worker import SiteSettings, SiteWorker
 from fald.fewround.methods import FIT_METHODS, requests_of
 from fald.fewround.site import ANSWERS, asked
-from fald.langevin.method import Upload
+from fald.langevin.method import Spent, Upload
 from fald.langevin.registry import METHODS, declared, reveals_of, takes
 from fald.study.schema import make_study
 
@@ -88,7 +88,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     monkeypatch.setattr(site_run.SiteRun, "_prepare", lambda self: Steps())
-    monkeypatch.setattr(site_run, "answer", lambda rows, request: honest(asked_kind(request)))
+    monkeypatch.setattr(site_run, "answer", lambda rows, request: rows and honest(asked_kind(request)))
     return Site(tmp_path)
 
 
@@ -200,6 +200,9 @@ def test_a_roster_does_not_change_and_rows_do_not_either(site, monkeypatch):
     for change in ({"sizes": [ROWS, 5]}, {"names": ["a", "c"]}):
         assert "cannot change" in site.say("begin", {**values, **change}, arrays).values["message"]
     opened, _ = Site.ready(site, "open")
+    two = fald.FederatedData.from_arrays({"a": (X, Y), "b": (X, Y)})
+    monkeypatch.setattr(site.worker, "_load", lambda study: replace(two, features=("u", "v")))
+    assert "must give one client's rows" in site.say("open", opened).values["message"]
     monkeypatch.setattr(site.worker, "_load", lambda study: load(study, shift=1e-3))
     assert "rows have changed" in site.say("open", opened).values["message"]
 
@@ -362,7 +365,7 @@ class Fake:
 def test_uploads_are_compared_with_what_the_method_declares(name):
     reveals = reveals_of(name)
     fake = Fake(reveals)
-    assert fake.answer(fake.right) is not None
+    assert fake.answer(fake.right._replace(spent=Spent(*[np.ones(CHAINS)] * 5))) is not None
     assert fake.kept == [0]
     leaves = [fake.right.position, fake.right.energy, *fake.right.extra]
     for i, (kind, right) in enumerate(zip(reveals.uploads, leaves)):
@@ -376,6 +379,8 @@ def test_uploads_are_compared_with_what_the_method_declares(name):
         fake.answer(fake.right._replace(extra=(*fake.right.extra, np.ones((CHAINS, DIM)))))
     with pytest.raises(PolicyError, match="of the kind 'count'"):
         check_upload(reveals, leaves, [np.ones((CHAINS, DIM))], DIM)
+    with pytest.raises(PolicyError, match="of the kind 'count'"):
+        fake.answer(fake.right._replace(spent=Spent(*[np.ones((CHAINS, DIM))] * 5)))
     assert fake.kept == [0]  # nothing is kept of a round that is not sent
 
 
@@ -392,6 +397,28 @@ def test_preparations_are_compared_with_what_the_method_declares(name):
         ):
             with pytest.raises(PolicyError):
                 check_preparation(reveals, wrong, DIM)
+    # what the coordinator passes on of all sites is held to the same declaration
+    run = object.__new__(site_run.SiteRun)
+    run.reveals, run.model = reveals, SimpleNamespace(dim=DIM)
+
+    def passed_on(changes, count=2):
+        both = {key: np.concatenate([a, a]) for key, a in right.items()}
+        given = {f"{wire.PREPARED}{key}": a for key, a in {**both, **changes}.items() if a is not None}
+        return run._prepared({"start": START, **given}, count)
+
+    assert set(passed_on({})) == set(right)
+    first = next(iter(right))
+    for changes, count in (({first: None}, 2), ({"rows": X}, 2), ({first: right[first]}, 2), ({}, 3),
+                           ({first: np.ones((2, DIM + 1, DIM + 1))}, 2)):  # fmt: skip
+        with pytest.raises(FederationError, match="does not fit the study"):
+            passed_on(changes, count)
+    method = SimpleNamespace(offer=lambda model, data: {**right, "rows": X})
+    sampler = SimpleNamespace(build_method=lambda: method)
+    run.study, run.data = SimpleNamespace(require_any_sampler=lambda: sampler), None
+    with pytest.raises(PolicyError):
+        run.offer()
+    method.offer = lambda model, data: right
+    assert set(run.offer()) == {f"{wire.PREPARED}{key}" for key in right}
 
 
 @pytest.mark.parametrize("name", list(METHODS))

@@ -58,8 +58,10 @@ def test_tails_that_are_no_tails():
     assert w.tail_shape(equal) == 0.0
     assert w.tail_shape(equal + np.r_[np.zeros(99), 0.05]) == 0.0  # to rounding
     assert w.tail_shape(equal + np.r_[np.zeros(99), 0.2]) > 0.0
-    tied = np.r_[np.zeros(90), np.ones(5), 1.0 + np.arange(1, 6)]
+    tied = np.r_[np.full(90, 0.5), np.ones(5), 1.0 + np.arange(1, 6)]
     assert np.isfinite(w.tail_shape(tied))
+    # a tail that begins at nothing rests on its few largest values
+    assert w.tail_shape(np.where(tied > 0.5, tied, 0.0)) == np.inf
 
 
 def slow_smooth(logs):
