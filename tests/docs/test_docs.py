@@ -148,7 +148,9 @@ def test_readme_demo_output_and_picture(tmp_path):
     (printed,) = [out for command, out in commands() if command == "fald demo"]
     actual = run("fald demo --quiet", tmp_path)
     lines = [line for line in actual.splitlines() if line]
-    for line in (line for line in printed.splitlines() if line and line != "…"):  # … stands for lines left out
+    for line in (
+        line for line in printed.splitlines() if line and line != "…"
+    ):  # … stands for lines left out
         alike = min(lines, key=lambda other, line=line: -_common(line, other))
         assert_same_output(line, alike)
     picture = (ROOT / "docs" / "images" / "demo.svg").read_text(encoding="utf-8")
