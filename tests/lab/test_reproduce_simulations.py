@@ -8,7 +8,7 @@ import pytest
 from fald import gaussian
 from fald.lab.reproduce import local_steps
 from fald.lab.reproduce import simulations as sim
-from fald.lab.reproduce.base import Run, read_settings
+from fald.lab.reproduce.base import PanelRun, read_settings
 from fald.lab.reproduce.panels import PANELS
 from fald.lab.reproduce.runner import redraw
 
@@ -29,7 +29,7 @@ def tiny(name):
 
 
 def run_of(name, tmp_path, settings=None, seed=0):
-    return Run(name, settings or tiny(name), seed, tmp_path, progress=False)
+    return PanelRun(name, settings or tiny(name), seed, tmp_path, progress=False)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class Sliders(NamedTuple):
     clip_norm: float = 0.0
 
 
-class Explorer:
+class SettingsExplorer:
     """Answers what a study would cost and give with other settings.
 
     Parameters
@@ -81,7 +81,7 @@ class Explorer:
     Examples
     --------
     >>> import fald
-    >>> explorer = Explorer(fald.datasets.load_bundled_study("indo"))
+    >>> explorer = SettingsExplorer(fald.datasets.load_bundled_study("indo"))
     >>> settings = {**explorer.about({})["start"], "local_steps": 2, "step_size": 1e-4}
     >>> point = explorer.point({name: str(value) for name, value in settings.items()})
     >>> point["predicted"]["bias"] <= 0.05, point["guaranteed"]["w2"] > 1000 * point["predicted"]["w2"]

@@ -38,7 +38,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Findings:
     """What a panel measured: every plotted point, the verdicts, and further facts for the record."""
 
     table: Table
@@ -47,7 +47,7 @@ class Outcome:
 
 
 @dataclass
-class Run:
+class PanelRun:
     """What the function of a panel works with.
 
     ``settings`` are those of the chosen size. ``cache`` is a folder for parts of the work that are worth
@@ -87,7 +87,7 @@ class Panel:
     """One experiment of the collection."""
 
     name: str
-    measure: Callable[[Run], Outcome]
+    measure: Callable[[PanelRun], Findings]
     draw: Callable[[Table, Mapping[str, Any]], Figure]
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fald.lab.reproduce import plots
-from fald.lab.reproduce.base import Meter, Outcome, Run, Table, Verdict, frame, joined
+from fald.lab.reproduce.base import Findings, Meter, PanelRun, Table, Verdict, frame, joined
 from fald.lab.reproduce.simulations import along
 from fald.langevin.engine import Problem
 from fald.langevin.fald import fald
@@ -91,7 +91,9 @@ def error(problem: Regression, mean: np.ndarray, sd: np.ndarray) -> float:
     return float(max(np.abs((mean - problem.mean) / problem.sd).max(), np.abs(sd / problem.sd - 1).max()))
 
 
-def _curve(run: Run, problem: Regression, name: str, *, eta: float, meter: Meter) -> list[tuple[int, float]]:
+def _curve(
+    run: PanelRun, problem: Regression, name: str, *, eta: float, meter: Meter
+) -> list[tuple[int, float]]:
     """(round, error) along a run; the curvature for the Laplace approximation costs one round more."""
     s, laplace = run.settings, name == "laplace"
     K, chains = 1 if name == "sgld" else s["local-steps"], 1 if laplace else s["num-runs"]
@@ -111,7 +113,7 @@ def _curve(run: Run, problem: Regression, name: str, *, eta: float, meter: Meter
     return found
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: PanelRun) -> Findings:
     """Error of each method against rounds, on a trial and on equal sites; every step size of its grid."""
     s = run.settings
     problems = {name: regression(name, s) for name in s["problems"]}
@@ -129,7 +131,7 @@ def measure(run: Run) -> Outcome:
     named = {p: {m: dict(zip(("step-size", "rounds", "last"), best[p][m])) for m in _METHODS} for p in best}
     effective = {p: round(problem.effective) for p, problem in problems.items()}
     facts = {"effective reference draws": effective, "best": named}
-    return Outcome(table, verdicts, facts)
+    return Findings(table, verdicts, facts)
 
 
 def _best(table: Table, problem: str, method: str, tolerance: float) -> tuple[float, int | None, float]:
@@ -189,7 +191,7 @@ def draw(table: Table, record: Mapping[str, Any]) -> Figure:
             chosen = (table["problem"] == problem) & (table["method"] == method)
             part = table[chosen & np.isclose(table["step_size"], eta)]
             K = 1 if method == "sgld" else record["settings"]["local-steps"]
-            plots.line(ax, i, part["round"], part["error"], f"{label}, K = {K}")
+            plots.line(ax, i, part["round"], part["error"], label=f"{label}, K = {K}")
         plots.level(ax, record["settings"]["tolerance"])
         plots.logarithmic(ax, "xy")
         ax.set(xlabel="rounds", ylabel="worst error (posterior sd)", title=_PROBLEMS[problem])

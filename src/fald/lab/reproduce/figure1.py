@@ -9,7 +9,7 @@ import numpy as np
 
 from fald.lab.reproduce import plots
 from fald.lab.reproduce import simulations as sim
-from fald.lab.reproduce.base import Outcome, Run, Table, Verdict, frame, joined
+from fald.lab.reproduce.base import Findings, PanelRun, Table, Verdict, frame, joined
 from fald.lab.reproduce.simulations import Gaussians
 from fald.theory import gaussian
 
@@ -20,7 +20,7 @@ _AGREES = "Monte Carlo follows the exact law"
 _AXES = {"xlabel": "θ₁", "ylabel": "θ₂"}
 
 
-def measure_heterogeneity(run: Run) -> Outcome:
+def measure_heterogeneity(run: PanelRun) -> Findings:
     """Figure 1b: W2 against rounds for several α."""
     federations = {alpha: sim.paper_federation(alpha, run.settings) for alpha in run.settings["alphas"]}
     table, z = _curves(run, "alpha", {alpha: (f, {}) for alpha, f in federations.items()})
@@ -48,10 +48,10 @@ def measure_heterogeneity(run: Run) -> Outcome:
         Verdict.of(_AGREES, *sim.agreement(z)),
     ]
     gamma = {f"{a:g}": sim.heterogeneity(f) ** 2 for a, f in federations.items()}
-    return Outcome(table, verdicts, {"squared heterogeneity": gamma, "floor": floor})
+    return Findings(table, verdicts, {"squared heterogeneity": gamma, "floor": floor})
 
 
-def measure_correlation(run: Run) -> Outcome:
+def measure_correlation(run: PanelRun) -> Findings:
     """Figure 1c: W2 against rounds for several ρ."""
     s = run.settings
     federation = sim.paper_federation(s["alpha"], s)
@@ -72,11 +72,11 @@ def measure_correlation(run: Run) -> Outcome:
         ),
         Verdict.of(_AGREES, *sim.agreement(z)),
     ]
-    return Outcome(table, verdicts)
+    return Findings(table, verdicts)
 
 
 def _curves(
-    run: Run, name: str, curves: Mapping[float, tuple[Gaussians, dict[str, Any]]]
+    run: PanelRun, name: str, curves: Mapping[float, tuple[Gaussians, dict[str, Any]]]
 ) -> tuple[Table, list[np.ndarray]]:
     """W2 by runs and by law for each curve, at some rounds, and the deviations at the later of them."""
     s = run.settings
@@ -98,7 +98,7 @@ def _first(part: Table, epsilon: float, column: str = "w2_law") -> int | None:
     return int(near["round"].iloc[0]) if len(near) else None
 
 
-def _floor(run: Run, federation: Gaussians) -> float:
+def _floor(run: PanelRun, federation: Gaussians) -> float:
     """The mean W2 that so many exact draws from the posterior show."""
     goal = federation.goal
     levels = np.linspace(0.005, 0.995, 100)
@@ -113,8 +113,8 @@ def draw_curves(table: Table, record: Mapping[str, Any]) -> Figure:
     for i, (value, part) in enumerate(table.groupby(name)):
         for ax, column in zip(axes[0], ("w2_runs", "w2_law")):
             if column == "w2_runs" and (name == "alpha" or i == 0):  # one law for every correlation
-                plots.band(ax, i, part["round"], part["low"], part["high"])
-            plots.line(ax, i, part["round"], part[column], f"{symbol} = {value:g}", marks=10)
+                plots.band(ax, i, part["round"], (part["low"], part["high"]))
+            plots.line(ax, i, part["round"], part[column], label=f"{symbol} = {value:g}", marks=10)
     runs = record["settings"]["num-runs"]
     for ax, title in zip(axes[0], (f"{runs} runs; bands: 95% under the law", "exact law")):
         plots.logarithmic(ax, "xy")
@@ -123,7 +123,7 @@ def draw_curves(table: Table, record: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def measure_target(run: Run) -> Outcome:
+def measure_target(run: PanelRun) -> Findings:
     """Figure 1d: the density of the posterior on a grid."""
     federation = sim.paper_federation(run.settings["alpha"], run.settings)
     goal, count = federation.goal, run.settings["num-points"]
@@ -142,10 +142,10 @@ def measure_target(run: Run) -> Outcome:
             abs(mass - 1) < 0.01,
         )
     ]
-    return Outcome(table, verdicts)
+    return Findings(table, verdicts)
 
 
-def measure_draws(run: Run) -> Outcome:
+def measure_draws(run: PanelRun) -> Findings:
     """Figure 1e: draws of the algorithm, late rounds of all runs."""
     s = run.settings
     federation = sim.paper_federation(s["alpha"], s)
@@ -174,7 +174,7 @@ def measure_draws(run: Run) -> Outcome:
         Verdict.of(_AGREES, *sim.agreement([sim.deviations(kept, path)])),
     ]
     facts = {"mean": goal.mean.tolist(), "covariance": goal.covariance.tolist(), "inside": inside}
-    return Outcome(table, verdicts, facts)
+    return Findings(table, verdicts, facts)
 
 
 def _pair(values: np.ndarray) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fald.lab.reproduce import plots
 from fald.lab.reproduce import simulations as sim
-from fald.lab.reproduce.base import Outcome, Run, Table, Verdict, frame, joined
+from fald.lab.reproduce.base import Findings, PanelRun, Table, Verdict, frame, joined
 from fald.theory import gaussian
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _NOISES = {"paper": "noise as published", "realised": "noise by realised weights
 _TINY = 1e-3  # of the smallest step size: near enough to none
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: PanelRun) -> Findings:
     """Curves for every step size and noise, and what is left of the distance in the long run."""
     s = run.settings
     federation = sim.paper_federation(s["alpha"], s)
@@ -51,7 +51,7 @@ def measure(run: Run) -> Outcome:
         *_verdicts(s, ends, limits, biases),
         Verdict.of("Monte Carlo follows the exact law in the long run", *sim.agreement(z)),
     ]
-    return Outcome(joined(parts), verdicts, {"long run": ends, "without step": limits})
+    return Findings(joined(parts), verdicts, {"long run": ends, "without step": limits})
 
 
 def _pooled(positions: np.ndarray, goal: gaussian.Law) -> tuple[float, float]:
@@ -125,8 +125,8 @@ def draw(table: Table, record: Mapping[str, Any]) -> Figure:
             shown = table[table["noise"] == noise]
             for i, (eta, part) in enumerate(shown.groupby("step_size", sort=False)):
                 if column == "w2_runs":
-                    plots.band(ax, i, part["round"], part["low"], part["high"])
-                plots.line(ax, i, part["round"], part[column], f"η = {eta:g}")
+                    plots.band(ax, i, part["round"], (part["low"], part["high"]))
+                plots.line(ax, i, part["round"], part[column], label=f"η = {eta:g}")
             plots.logarithmic(ax, "x")
             ax.set_ylim(limits)
             plots.logarithmic(ax, "y")

@@ -10,7 +10,7 @@ import numpy as np
 
 from fald.lab.reproduce import plots
 from fald.lab.reproduce import simulations as sim
-from fald.lab.reproduce.base import Meter, Outcome, Run, Table, Verdict, frame
+from fald.lab.reproduce.base import Findings, Meter, PanelRun, Table, Verdict, frame
 from fald.lab.reproduce.simulations import Gaussians
 from fald.theory import gaussian
 
@@ -47,7 +47,7 @@ def _cases(s: Mapping[str, Any]) -> Iterator[_Case]:
         yield _Case(kind, alpha, K, exact, cap, federation)
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: PanelRun) -> Findings:
     """First passage below ε by law and by runs, and the distance that remains in the long run."""
     s = run.settings
     cases, lines, z = list(_cases(s)), [], []
@@ -75,10 +75,10 @@ def measure(run: Run) -> Outcome:
         *_verdicts(table, s, gamma, above),
         Verdict.of("Monte Carlo follows the exact law", *sim.agreement(z)),
     ]
-    return Outcome(table, verdicts, {"squared heterogeneity": gamma, "chance above epsilon": above})
+    return Findings(table, verdicts, {"squared heterogeneity": gamma, "chance above epsilon": above})
 
 
-def _passage(run: Run, case: _Case, meter: Meter) -> tuple[int | None, np.ndarray]:
+def _passage(run: PanelRun, case: _Case, meter: Meter) -> tuple[int | None, np.ndarray]:
     """First round in which the estimate from the runs is within ε, and deviations from the law.
 
     The latter in the round that the law names, not where the runs were stopped: runs that are stopped
@@ -104,7 +104,7 @@ def _passage(run: Run, case: _Case, meter: Meter) -> tuple[int | None, np.ndarra
     return (int(np.argmax(near)) + 1 if near.any() else None), deviation
 
 
-def _chance_above(run: Run) -> float:
+def _chance_above(run: PanelRun) -> float:
     """How often so many exact draws from the posterior look farther away than ε."""
     goal = sim.paper_federation(0.0, run.settings).goal
     law = gaussian.Law(goal.mean[None], goal.covariance[None])
@@ -210,7 +210,7 @@ def draw(table: Table, record: Mapping[str, Any]) -> Figure:
     top = 3 * float(own["rounds_law"].max())
     middle.plot(never, [top] * len(never), color="#D55E00", linestyle="", marker="x", label="never (law)")
     for i, (title, part) in enumerate({"equal": equal[equal["alpha"] == 0], "own": own}.items()):
-        plots.line(right, i, part["local_steps"], part["w2_long_run"], f"{title} curvature", marks=20)
+        plots.line(right, i, part["local_steps"], part["w2_long_run"], label=f"{title} curvature", marks=20)
     epsilon, alpha = (record["settings"][key] for key in ("epsilon", "curved-alpha"))
     plots.level(right, epsilon)
     titles = "equal curvature (line: law)", f"own curvature, α = {alpha:g}", "W2 in the long run (exact)"

@@ -74,16 +74,16 @@ def grid(rows: int, columns: int, width: float = 7.0, height: float = 2.7) -> tu
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def line(axes: Axes, i: int, x: Any, y: Any, label: str, *, marks: int = 8, **options: Any) -> None:
+def line(axes: Axes, i: int, x: Any, y: Any, *, label: str, marks: int = 8) -> None:
     """One series with its colour, dash and marker; about ``marks`` markers along it."""
     color, dash, marker = look(i)
     every = max(1, len(np.asarray(x)) // marks)
-    axes.plot(x, y, color=color, linestyle=dash, marker=marker, markevery=every, label=label, **options)
+    axes.plot(x, y, color=color, linestyle=dash, marker=marker, markevery=every, label=label)
 
 
-def band(axes: Axes, i: int, x: Any, low: Any, high: Any) -> None:
+def band(axes: Axes, i: int, x: Any, ends: tuple[Any, Any]) -> None:
     """A pale band in the colour of a series."""
-    axes.fill_between(x, low, high, color=look(i).color, alpha=0.18, linewidth=0)
+    axes.fill_between(x, *ends, color=look(i).color, alpha=0.18, linewidth=0)
 
 
 def level(axes: Axes, value: float) -> None:

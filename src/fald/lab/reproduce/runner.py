@@ -19,7 +19,7 @@ from fald.core.errors import ConfigError, Interrupted, StorageError
 from fald.core.files import write_atomically
 from fald.core.version import __version__
 from fald.lab.reproduce import plots
-from fald.lab.reproduce.base import FAILS, HOLDS, SIZES, UNKNOWN, Panel, Run, Size, cuts, read_settings
+from fald.lab.reproduce.base import FAILS, HOLDS, SIZES, UNKNOWN, Panel, PanelRun, Size, cuts, read_settings
 from fald.lab.reproduce.images import at_the_edge
 from fald.lab.reproduce.panels import PANELS
 
@@ -112,7 +112,7 @@ def reproduce(
         raise StorageError(f"cannot make the folder {out}: {error.strerror}", hint=hint) from error
     records = []
     for panel in panels:
-        run = Run(panel.name, chosen[panel.name], seed, out / "cache", progress)
+        run = PanelRun(panel.name, chosen[panel.name], seed, out / "cache", progress)
         try:
             record = _one(panel, run, out, size)
         except KeyboardInterrupt:
@@ -131,7 +131,7 @@ def identity(name: str, settings: Mapping[str, Any], seed: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _one(panel: Panel, run: Run, out: Path, size: Size) -> dict[str, Any]:
+def _one(panel: Panel, run: PanelRun, out: Path, size: Size) -> dict[str, Any]:
     settings, known = run.settings, identity(panel.name, run.settings, run.seed)
     earlier = _finished(panel.name, out, known)
     words = {key: settings[key] for key in ("title", "paper", "shows", "differs")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,16 @@ def scores(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> Sco
     place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     gaps = np.bincount(place, weights=right - confidence, minlength=bins)
     return Scores(float(right.mean()), round(brier, 12), round(float(np.abs(gaps).sum() / len(p)), 12))
+
+
+def paired(differences: Any) -> tuple[float, float]:
+    """Mean of paired differences (pandas) and half the width of its 95% interval; infinite for one seed."""
+    from scipy.stats import t
+
+    count = len(differences)
+    if count < 2:
+        return float(differences.mean()), float("inf")
+    return float(differences.mean()), float(t.ppf(0.975, count - 1) * differences.std() / np.sqrt(count))
 
 
 def entropy(probabilities: np.ndarray) -> np.ndarray:

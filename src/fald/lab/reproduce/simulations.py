@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.lab.reproduce.base import Meter, Run
+from fald.lab.reproduce.base import Meter, PanelRun
 from fald.langevin.engine import Problem
 from fald.langevin.fald import fald
 from fald.langevin.inprocess import InProcess
@@ -106,7 +106,7 @@ def participation_of(scheme: str, count: int) -> Participation:
 
 
 def simulate(
-    run: Run,
+    run: PanelRun,
     label: str,
     federation: Gaussians,
     meter: Meter,
@@ -153,7 +153,7 @@ def along(
 
 
 def curve(
-    run: Run, label: str, federation: Gaussians, meter: Meter, *, num_rounds: int, **options: Any
+    run: PanelRun, label: str, federation: Gaussians, meter: Meter, *, num_rounds: int, **options: Any
 ) -> tuple[dict[str, np.ndarray], np.ndarray, Law]:
     """W2 by runs and by law at some rounds, as columns; the positions of all rounds; the law of all rounds.
 

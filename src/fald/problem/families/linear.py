@@ -110,7 +110,8 @@ def linear_regression(
         found = [_mean_and_sd(*one, rows) for one in zip(firsts[:d], products[:d])]
         return {"outcome": _mean_and_sd(sums[d], square, rows), "features": dict(zip(names, found))}
 
-    said = [f"{n} Normal(0, {unit * w:.3g})" for n, w in zip(names, widths)]
+    said = [f"{n} Normal(0, {unit * w:.3g})" for n, w in zip(names[:12], widths)]
+    said += [f"{len(names) - 12} more by the same rule"] if len(names) > 12 else []
     at = "at average features" if scales else "where features are 0"
     said.insert(0, f"expected outcome {at} Normal({centre + unit * middle:.3g}, {unit * scale * spread:.3g})")
     said += [] if known else [f"residual sd half-normal({unit * half:.3g})"]
