@@ -27,27 +27,34 @@ class Kind:
         How many axes of the length of the parameters an array of it has.
     curvature
         Whether it is, or contains, second derivatives over the client's rows.
+    grid
+        Binary digits after the point that leave a site in a sum, see ``fald.fewround.rounding``; None: all.
+    power
+        Power of the parameters' units in it, for each axis: 1 of a position, −1 of a derivative.
     """
 
     says: str
     axes: int
     curvature: bool = False
+    grid: int | None = None
+    power: int = 0
 
 
 KINDS: Mapping[str, Kind] = {
     "nothing": Kind("zeros in the place of a number that it keeps", 0),
     "count": Kind("how many bytes and gradients its round took", 0),
-    "value": Kind("its log likelihood at given parameters", 0),
+    "value": Kind("its log likelihood at given parameters", 0, grid=12),
     "point": Kind("the parameters at which it was asked", 1),
     "position": Kind("where its own steps ended", 1),
     "quantised": Kind("where its own steps or its gradient lead, rounded to few levels", 1),
-    "gradient": Kind("the gradient over its rows", 1),
-    "shift": Kind("the linear term of a Gaussian fitted to its rows", 1),
-    "mode": Kind("its own best parameters", 1),
-    "hessian": Kind("second derivatives over its rows", 2, curvature=True),
-    "precision": Kind("the precision of a Gaussian fitted to its rows", 2, curvature=True),
-    "square": Kind("products of its own best parameters", 2, curvature=True),
-    "leverage": Kind("its share of the curvature of the posterior", 0, curvature=True),
+    "whitened": Kind("where its own steps ended, in posterior sds", 1, grid=20),
+    "gradient": Kind("the gradient over its rows", 1, grid=12, power=-1),
+    "shift": Kind("the linear term of a Gaussian fitted to its rows", 1, grid=12, power=-1),
+    "mode": Kind("its own best parameters", 1, grid=12, power=1),
+    "hessian": Kind("second derivatives over its rows", 2, curvature=True, grid=12, power=-1),
+    "precision": Kind("the precision of a Gaussian fitted to its rows", 2, True, grid=12, power=-1),
+    "square": Kind("products of its own best parameters", 2, curvature=True, grid=12, power=1),
+    "leverage": Kind("its share of the curvature of the posterior", 0, curvature=True, grid=30),
 }
 
 
