@@ -179,7 +179,7 @@ def clip_rows(of_row: jax.Array, clip_norm) -> tuple[jax.Array, jax.Array]:
     """Gradients of rows (n, d), and the factor (n,) that cuts each to a norm.
 
     Very large and very small gradients are brought to a moderate size first, so that their squares neither
-    over- nor underflow, and one that is no number counts as zero: none of these may take a row past its bound.
+    over- nor underflow, and one that is no number counts as zero: none may take a row past its bound.
     """
     of_row = jnp.where(jnp.all(jnp.isfinite(of_row), axis=1, keepdims=True), of_row, 0)
     largest = jnp.max(jnp.abs(of_row), axis=1)
