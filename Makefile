@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-quick test-others lint bench docs clean
+.PHONY: install demo test test-all test-quick test-others lint bench docs dist clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fald needs Python 3.11 or newer; set PYTHON" >&2; exit 2; }
@@ -44,14 +44,20 @@ $(VENV)/quick.stamp: $(VENV)/needs.stamp
 demo: $(VENV)/run.stamp  ## analyse the bundled four-hospital trial
 	@$(BIN)/fald demo
 
-test: $(VENV)/dev.stamp  ## run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(PYTEST)
+TESTS = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
+
+test: $(VENV)/dev.stamp  ## run the tests that are not marked slow; a few minutes
+	$(TESTS) -n 2 -m 'not slow' $(PYTEST)
+
+# three processes for two cores: the one with the federations mostly waits for theirs
+test-all: test  ## run those, and then the slow ones
+	$(TESTS) -n 3 -m slow $(PYTEST)
 
 test-quick: $(VENV)/quick.stamp  ## run tests that need nothing but pytest: those that PYTEST names
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow' $(PYTEST)
+	$(TESTS) -n 2 -m 'not slow' $(PYTEST)
 
 # after dev.stamp, because two installations of one checkout at a time disturb each other
-test-others: $(VENV)/dev.stamp  ## run the quick tests on the newest other Python >= 3.11 that is present
+test-others: $(VENV)/dev.stamp  ## run some quick tests on the newest other Python >= 3.11 that is present
 	$(BIN)/python tests/interpreters.py
 
 lint: $(VENV)/dev.stamp  ## style, types, import directions
@@ -72,5 +78,9 @@ bench: $(VENV)/bench.stamp  ## measure speed beside other loops, as ratios in on
 	$(BIN)/fald bench --out benchmarks/speed
 	$(BIN)/python -m benchmarks
 
+dist: $(VENV)/dev.stamp  ## build a wheel and a source archive in dist/
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
 clean:  ## remove environments and build products
-	rm -rf .venv .venv-* docs/_build build .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* docs/_build build dist .cache .pytest_cache .ruff_cache

@@ -1,13 +1,21 @@
-"""Shared set-up: compiled programs are kept between test runs, which saves most of their time."""
+"""Shared set-up: what one process has compiled no other compiles again, nor does the next run of tests."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-_CACHE = Path(__file__).parents[1] / ".pytest_cache" / "compiled"
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+# before anything imports JAX; processes that tests start inherit it. As in .ci/run
+_COMPILING = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).parents[1] / ".cache" / "jax"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+    # most tests compile more than they compute: no source lines in programs, one piece of code for each
+    "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
+    "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1",
+}
+for _name, _value in _COMPILING.items():
+    os.environ.setdefault(_name, _value)
 
 # files that take longest begin first, so that no process is left with one of them when the others have ended
 _LONGEST = (

@@ -96,7 +96,7 @@ def deviations(sample: np.ndarray, mean: np.ndarray, covariance: np.ndarray) -> 
     return np.concatenate([of_means, of_covariances])
 
 
-def run_python(code: str, *args: str, env: dict[str, str] | None = None, timeout: float = 300) -> str:
+def run_python(code: str, *args: str, env: dict[str, str] | None = None, timeout: float = 600) -> str:
     """Run a script in a fresh interpreter and return what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", code, *args],

@@ -12,7 +12,7 @@ from fald.core import errors
 from fald.core.errors import FaldError
 from fald.core.version import __version__
 from fald.langevin import compressors
-from fald.langevin.engines import InProcess
+from fald.langevin.inprocess import InProcess
 from fald.langevin.sampling import sample
 from fald.problem import models, partition
 from fald.problem.data import FederatedData
@@ -30,7 +30,7 @@ from fald.theory import gaussian
 
 if TYPE_CHECKING:
     from fald import planner
-    from fald.lab import compare
+    from fald.lab import compare, sweep
     from fald.lab import methods as samplers
     from fald.report import write_report
 
@@ -38,6 +38,7 @@ _WHEN_ASKED = {
     "compare": "fald.lab.compare",
     "planner": "fald.planner",
     "samplers": "fald.lab.methods",
+    "sweep": "fald.lab.sweep",
     "write_report": "fald.report:write_report",
 }
 
@@ -68,6 +69,7 @@ __all__ = [
     "samplers",
     "save",
     "summary",
+    "sweep",
     "theory",
     "with_replacement",
     "without_replacement",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fald.calculus import gradients
-from fald.calculus.gradients import Batch, all_rows, choose_without_replacement, energy_fn, random_rows
+from fald.calculus.gradients import Batch, Rows, choose_without_replacement, energy_fn
 from fald.core.keys import client_key
 from helpers import federation, linear_model
 
@@ -112,7 +112,7 @@ ROWS = (jnp.arange(12.0)[:, None] * jnp.ones(2), jnp.arange(12))
 
 
 def test_batch_holds_distinct_rows_of_its_client():
-    batch = random_rows(jax.random.key(0), 3, ROWS, 4, 6, 5)
+    batch = Rows(ROWS, 4, 6, 12).some(jax.random.key(0), 3, 5)
     assert int(batch.count) == 5
     assert bool(batch.mask.all())
     assert set(batch.rows[1].tolist()) <= set(range(4, 10))
@@ -121,7 +121,7 @@ def test_batch_holds_distinct_rows_of_its_client():
 
 
 def test_client_smaller_than_the_batch_is_taken_whole():
-    batch = random_rows(jax.random.key(0), 0, ROWS, 9, 3, 5)
+    batch = Rows(ROWS, 9, 3, 12).some(jax.random.key(0), 0, 5)
     assert int(batch.count) == 3
     assert batch.mask.tolist() == [True, True, True, False, False]
     assert sorted(batch.rows[1][:3].tolist()) == [9, 10, 11]
@@ -133,7 +133,7 @@ def test_client_smaller_than_the_batch_is_taken_whole():
     ("offset", "size", "capacity", "exact"), [(0, 4, 4, True), (4, 3, 5, False), (9, 3, 20, False)]
 )
 def test_all_rows_of_a_client(offset, size, capacity, exact):
-    batch = all_rows(ROWS, offset, size, capacity, exact)
+    batch = Rows(ROWS, offset, size, 12, capacity, exact).all()
     mask = np.ones(capacity, bool) if batch.mask is None else np.asarray(batch.mask)
     assert np.asarray(batch.rows[1])[mask].tolist() == list(range(offset, offset + size))
     assert set(batch.rows[1].tolist()) == set(range(offset, offset + size))
@@ -157,8 +157,8 @@ def test_masked_rows_do_not_count():
     data = federation().data
     energy, theta = energy_fn(linear_model(2.0), data.num_rows), jnp.array([0.3, -0.7])
     rows = tuple(jnp.asarray(part) for part in data.rows)
-    exact = energy(theta, all_rows(rows, 2, 3, 3, True))
-    padded = all_rows(rows, 2, 3, 8, False)
+    exact = energy(theta, Rows(rows, 2, 3, 5, 3, True).all())
+    padded = Rows(rows, 2, 3, 5, 8, False).all()
     assert float(energy(theta, padded)) == pytest.approx(float(exact), rel=1e-6)
     assert float(energy(theta, padded._replace(mask=None))) != pytest.approx(float(exact), rel=1e-2)
 

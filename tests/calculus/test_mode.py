@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import fald
 import helpers
 from fald.calculus import mode as prepare
+from fald.calculus.sums import client_report, log_likelihoods, make_site, total
 from fald.core.errors import DataError
 
 
@@ -95,7 +96,7 @@ def test_twin_gradients_do_not_cancel_without_the_weight_or_the_prior(forget):
     model, data = FAMILIES["logistic"]
     found = prepare.prepare(model, data)
     gradients = np.array([own.gradient for own in found.local])
-    reports = [prepare.client_report(model, data.client(name), found.mode) for name in data.names]
+    reports = [client_report(make_site(model, data.client(name)), found.mode) for name in data.names]
     without_prior = np.array([r.gradient / p for r, p in zip(reports, found.weights)])
     wrong = gradients.mean(0) if forget == "the weight" else found.weights @ without_prior
     assert np.abs(wrong).max() > 1e-3
@@ -116,17 +117,12 @@ def test_quadratic_clients_are_reported_exactly():
 def test_reports_add_up_over_clients_and_blocks_of_any_size(seed, size):
     model, data = FAMILIES["poisson"]
     position = 0.3 * np.random.default_rng(seed).standard_normal(model.dim)
-    whole = prepare.client_report(model, data.rows, position)
-    parts = [prepare.client_report(model, data.client(n), position, 16) for n in reversed(data.names)]
-    for pair in zip(whole, prepare.total(parts)):
+    whole = client_report(make_site(model, data.rows), position)
+    sites = [make_site(model, data.client(name))._replace(size=size) for name in reversed(data.names)]
+    for pair in zip(whole, total([client_report(site, position) for site in sites])):
         np.testing.assert_allclose(*pair, rtol=1e-10, atol=1e-10)
-    rows = data.client("site-1")
-    for pair in zip(
-        prepare.client_report(model, rows, position), prepare.client_report(model, rows, position, size)
-    ):
-        np.testing.assert_allclose(*pair, rtol=1e-10, atol=1e-10)
-    values = prepare.client_values(model, rows, [position, 2 * position], size)
-    np.testing.assert_allclose(values[0], prepare.client_report(model, rows, position).value, rtol=1e-10)
+    values = sum(log_likelihoods(site, np.stack([position, 2 * position])) for site in sites)
+    np.testing.assert_allclose(-values[0], whole.value, rtol=1e-10)
 
 
 def test_a_site_split_in_two_changes_no_mode():
@@ -142,14 +138,13 @@ def test_a_site_split_in_two_changes_no_mode():
 def test_third_derivatives_and_scatter_of_a_client():
     model, data = FAMILIES["poisson"]
     rows, theta, h = data.client("site-1"), np.array([0.1, -0.2, 0.3, 0.4]), 1e-5
-    own = prepare.client_model(model, rows, theta, data.num_rows)
+    site = make_site(model, rows)
+    own = prepare.client_model(site, theta, data.num_rows)
     np.testing.assert_allclose(own.directions.T @ own.directions, np.eye(4), atol=1e-12)
     for q, skew in zip(own.directions.T, own.skews):
         bent = []
         for e in np.eye(4):
-            up, down = (
-                prepare.client_model(model, rows, theta + s * h * e, data.num_rows).hessian for s in (1, -1)
-            )
+            up, down = (prepare.client_model(site, theta + s * h * e, data.num_rows).hessian for s in (1, -1))
             bent.append(q @ (up - down) @ q / (2 * h))
         np.testing.assert_allclose(skew, bent, rtol=1e-6, atol=1e-5 * np.abs(own.hessian).max())
     with jax.enable_x64(True):
@@ -269,6 +264,7 @@ def test_every_step_goes_down_and_counts():
         asked.append(xs)
         return np.sum(np.cosh(xs), -1)
 
-    mode, _, exchanges = prepare.find_mode(report_fn, values_fn, [20.0, -3.0])
-    np.testing.assert_allclose(mode, 0, atol=1e-8)
-    assert exchanges == len(asked)
+    found = prepare.descend(report_fn, values_fn, [20.0, -3.0])
+    prepare.check_mode(found)
+    np.testing.assert_allclose(found.position, 0, atol=1e-8)
+    assert found.exchanges == len(asked)

@@ -2,14 +2,14 @@
 
 import json
 import signal
-import subprocess
-import time
 
 import numpy as np
 import pytest
 
 import fald
-from command import FALD, FITTED, STUDY, run
+import stopping
+from command import FITTED, STUDY, run
+from fald.study.schema import load_study
 
 
 @pytest.fixture
@@ -38,6 +38,40 @@ def test_a_study_without_settings_is_fitted_with_a_verdict(fitted):
     assert "What left a site" in text
     assert len(run("predict", "runs/study", "south.csv", cwd=fitted).splitlines()) == 26
     assert run("privacy", "--run", "runs/study", cwd=fitted).startswith("No privacy")
+
+
+def test_fa_ld_by_name_is_planned_and_stands_beside_the_few_round_posterior(fitted):
+    asked = ("run", "study.toml", "-q", "--set", "accuracy=0.3", "--method")
+    out = run(*asked, "fa-ld", cwd=fitted)
+    head, _, beside = out.partition(
+        "\nFA-LD, planned for means within 0.3 posterior sd and sds within 30%, beside"
+    )
+    assert "local steps, 32 chains" in head
+    assert "the few-round posterior (3 rounds, reached)" in beside
+    for row in ("largest shift of a mean", "ratio of sds", "rounds", "largest R-hat", "smallest ESS"):
+        assert row in beside
+    assert "--method corrected" in beside
+    found = json.loads((fitted / "runs/study/summary.json").read_text())
+    assert found["settings"]["method"] == "fa-ld"
+    few = fald.fit(0, *model_and_data(fitted), accuracy=0.3, progress=False)
+    table, exact = fald.summary(fald.load(fitted / "runs/study/posterior.nc")), fald.summary(few)
+    assert found["beside"]["shift"] == pytest.approx(
+        ((table["mean"] - exact["mean"]) / exact["sd"]).abs().max(), rel=1e-3
+    )
+    # what was found beside is still there for those who look later
+    assert "few-round posterior" in run("diagnose", "runs/study", "--doubling", "0", cwd=fitted)
+    # the twins: the few-round method has nothing beside it, and settings of one's own are not overruled
+    assert "beside" not in run(*asked, "importance", "--out", "few", cwd=fitted)
+    (fitted / "study.toml").write_text(STUDY)
+    assert "(or --method)" in run(*asked, "fa-ld", "--out", "own", cwd=fitted, code=2)
+    (fitted / "study.toml").write_text(FITTED)
+    assert "'corrected' or 'fa-ld'; got 'langevin'" in run(*asked, "langevin", cwd=fitted, code=2)
+
+
+def model_and_data(folder):
+    study = load_study(folder / "study.toml")
+    data = study.read_data()
+    return study.build_model(data.features), data
 
 
 TOO_LITTLE = ("--set", "max-rounds=3", "--set", "accuracy=0.005")
@@ -73,23 +107,10 @@ def test_settings_planned_for_a_study_without_any_run(fitted):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_run_resumes_to_the_same_draws(fitted, how):
     run("run", "study.toml", "-q", "--out", "whole", cwd=fitted)
-    process = subprocess.Popen(
-        [*FALD, "run", "study.toml", "-q", "--out", "cut"],
-        cwd=fitted,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    first = fitted / "cut" / "checkpoint" / "round-0001.npz"
-    end = time.monotonic() + 120
-    while not first.exists() and time.monotonic() < end and process.poll() is None:
-        time.sleep(0.005)
+    process = stopping.start("round-0001.npz", "run", "study.toml", "-q", "--out", "cut", cwd=fitted)
     process.send_signal(how)
-    code = process.wait(timeout=60)
-    assert first.exists()
-    if code == 0:
-        pytest.skip("the run was over before the signal came")
-    assert code == (-9 if how == signal.SIGKILL else 130)
+    process.communicate(timeout=600)
+    assert process.returncode == (-9 if how == signal.SIGKILL else 130)
     assert "already holds a run" in run("run", "study.toml", "--out", "cut", cwd=fitted, code=2)
     run("run", "study.toml", "-q", "--out", "cut", "--resume", cwd=fitted)
     whole, cut = (fald.load(fitted / name / "posterior.nc") for name in ("whole", "cut"))

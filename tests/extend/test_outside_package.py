@@ -7,17 +7,23 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fald
 from fald.core.errors import ConfigError, PolicyError
 from fald.core.registry import Registry
 from fald.core.reveals import Reveals, check_upload
+from fald.federation.coordinator.run import run_federated
 from fald.federation.engines import ENGINES, deployment_of
+from fald.federation.link import LocalLink
 from fald.federation.site.policy import Proposal, make_policy
+from fald.federation.site.worker import SiteSettings, SiteWorker
 from fald.langevin.registry import METHODS, reveals_of
 from fald.privacy.accountants import ACCOUNTANTS
 from fald.problem.families import FAMILIES
+from fald.report import report_finished
+from fald.study.run import run_study
 from fald.study.schema import make_study
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "add-your-own.md"
@@ -47,8 +53,7 @@ def package(tmp_path, monkeypatch):
 
     def forget() -> None:
         for registry in REGISTRIES:
-            for name in ("_found", "_loaded"):
-                registry.__dict__.pop(name, None)
+            registry.__dict__.pop("_found", None)
         for module in [m for m in sys.modules if m.split(".")[0] == "outside"]:
             del sys.modules[module]
 
@@ -81,6 +86,39 @@ def test_a_family_is_one_file(package):
     make_policy({"allowed-models": ["exponential"]})
     with pytest.raises(ConfigError, match="no option"):
         make_study({**STUDY, "model": {"family": "exponential", "options": {"shfit": 0.0}}}, "a test")
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """The rows of three sites as tables, with a study of the outside family."""
+    data, files = rows(), {}
+    for name, first, last in zip("abc", data.offsets[:-1], data.offsets[1:], strict=True):
+        x, y = (part[first:last] for part in data.rows)
+        files[name] = str(tmp_path / f"{name}.csv")
+        pd.DataFrame({"x": x[:, 0], "y": y}).to_csv(files[name], index=False)
+    return {**STUDY, "title": "Waiting times", "data": {**STUDY["data"], "files": files}}
+
+
+@pytest.mark.slow
+def test_the_family_is_planned_reported_predicted_and_run_on_a_federation(package, tables, tmp_path):
+    study = make_study(tables, "a test")
+    here = run_study(study, tmp_path / "here", resume=False, progress=False)
+    report_finished(here)
+    page = (tmp_path / "here" / "report.html").read_text()
+    assert "ratio of means" in page
+    assert "Waiting times" in page
+    found = fald.predict(study.build_model(["x"]), here.tree, np.array([[0.0], [1.0]]))
+    assert found["mean"][1] > found["mean"][0] > 0
+    planned = fald.planner.plan(study.build_model(["x"]), study.read_data())
+    assert planned.best.num_rounds > 1
+    sites = {
+        name: SiteWorker(SiteSettings(name, tmp_path / "state" / name, Path(file))).handle
+        for name, file in tables["data"]["files"].items()
+    }
+    there = run_federated(study, LocalLink(sites), tmp_path / "there")
+    np.testing.assert_allclose(
+        there["posterior"]["coefficient"], here.tree["posterior"]["coefficient"], atol=1e-6
+    )
 
 
 def test_without_the_package_there_is_no_such_family():

@@ -91,7 +91,7 @@ class Loopback:
         """Run a command of ``flwr`` and read its JSON."""
         command = [str(BIN / "flwr"), *arguments, "--format", "json"]
         done = subprocess.run(
-            command, env=self.environment(), cwd=self.folder, capture_output=True, text=True, timeout=120
+            command, env=self.environment(), cwd=self.folder, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout[done.stdout.index("{") :])

@@ -17,6 +17,7 @@ from fald.cli.main import app
 from fald.core.errors import ConfigError, FaldError, FederationError, StorageError
 from fald.federation import commands, folder
 from fald.federation.coordinator import follow
+from fald.federation.coordinator.run import write_outcome
 from fald.federation.engines.nvflare import certificates, jobs, kits
 from fald.federation.engines.nvflare.adapter import CellLink
 from fald.study.datasets import study_path
@@ -269,24 +270,24 @@ def link(answers, aborted=lambda: False):
 
 
 def test_replies_come_back_in_order():
-    found = link({"b": 0.0, "a": 0.05}).send({"b": b"xy", "a": b"z1"}, timeout=5)
+    found = link({"b": 0.0, "a": 0.05}).send({"b": b"xy", "a": b"z1"}, timeout=600)
     assert list(found) == ["a", "b"]
     assert [a.content for a in found.values()] == [b"1z", b"yx"]
     assert found["a"].seconds >= 0.05
 
 
 def test_enough_replies_end_the_wait():
-    found = link({"a": 0.0, "b": None, "c": 0.01}).send(dict.fromkeys("abc", b"x"), timeout=30, enough=2)
+    found = link({"a": 0.0, "b": None, "c": 0.01}).send(dict.fromkeys("abc", b"x"), timeout=600, enough=2)
     assert found["b"].content is None
     assert found["b"].problem == "late"
-    assert found["b"].seconds < 10
+    assert found["b"].seconds < 600
 
 
 def test_a_silent_site_is_late_and_its_thread_ends():
     before = threading.active_count()
-    found = link({"a": 0.0, "b": None}).send({"a": b"x", "b": b"x"}, timeout=0.2)
+    found = link({"a": 0.0, "b": None}).send({"a": b"x", "b": b"x"}, timeout=2)
     assert (found["a"].content, found["b"].problem) == (b"x", "late")
-    end = time.monotonic() + 5
+    end = time.monotonic() + 300
     while threading.active_count() > before and time.monotonic() < end:
         time.sleep(0.01)
     assert threading.active_count() <= before
@@ -299,7 +300,7 @@ def test_a_site_that_is_gone_is_absent():
         return None, {"gone": "target_unreachable", "odd": "msg_too_big"}[name]
 
     found = CellLink(["broken", "gone", "odd"], request, lambda: False).send(
-        dict.fromkeys(["broken", "gone", "odd"], b""), timeout=5
+        dict.fromkeys(["broken", "gone", "odd"], b""), timeout=600
     )
     assert {n: a.problem for n, a in found.items()} == {
         "broken": "absent",
@@ -313,14 +314,18 @@ def test_an_aborted_job_ends_the_run():
         link({"a": None}, aborted=lambda: True).send({"a": b""}, timeout=30)
 
 
-def test_the_watchdog_barks_only_when_nothing_moves(tmp_path):
-    path = tmp_path / "rounds.jsonl"
-    dog = jobs.Watchdog(path, 0.2)
+def test_the_watchdog_barks_only_when_nothing_moves(tmp_path, monkeypatch):
+    path, now = tmp_path / "rounds.jsonl", 1000.0
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: now))
+    dog = jobs.Watchdog(path, 60)
+    now += 59
     assert not dog.is_stuck()
-    time.sleep(0.25)
+    now += 2
     path.write_text("{}\n")
     assert not dog.is_stuck()
-    time.sleep(0.25)
+    now += 59
+    assert not dog.is_stuck()
+    now += 2
     assert dog.is_stuck()
 
 
@@ -362,3 +367,25 @@ def test_a_run_ends_when_its_job_has_lost_its_process(tmp_path, monkeypatch):
     # once may be chance, and a run that has not moved may not have its process yet
     assert "'done'" in ending(["lost", "lost", "done"], moves=False)
     assert "'lost'" in ending(["lost", "running", "lost", "lost"], moves=True)
+
+
+def test_a_server_that_does_not_answer_for_a_while_ends_no_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "_ASK", 0.0)
+    study = load_study(study_path("indo"))
+    asked = []
+
+    def job_state(place, handle):
+        asked.append(handle)
+        if len(asked) == 4:
+            write_outcome(tmp_path, {"status": "done", "exit_code": 0})
+        raise FederationError("no server answers")
+
+    def go():
+        return follow._follow(SimpleNamespace(job_state=job_state), tmp_path, "job", study, tmp_path, False)
+
+    assert go()["status"] == "done"
+    (tmp_path / "outcome.json").unlink()
+    monkeypatch.setattr(follow, "_GONE", 0.0)  # the twin: one that never answers again does
+    with pytest.raises(FederationError, match="no server answers") as caught:
+        go()
+    assert "--resume" in caught.value.hint

@@ -162,7 +162,7 @@ def test_a_charge_waits_for_another_that_is_being_made(path):
         other.flush()
         fcntl.flock(other, fcntl.LOCK_UN)
         with pytest.raises(PrivacyError, match=r"ε = 0.5 and .* are left"):
-            late.result(timeout=30)
+            late.result(timeout=600)
 
 
 _FOREVER = """

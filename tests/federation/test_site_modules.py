@@ -13,7 +13,7 @@ def loaded(module):
     """Which of the forbidden modules a fresh process has after importing one."""
     code = f"import sys, {module}; print(*[m for m in {FORBIDDEN} if m in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True
     )
     return done.stdout.split()
 

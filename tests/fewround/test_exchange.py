@@ -124,7 +124,7 @@ class Processes:
     def close(self):
         for site in self.sites:
             site.stdin.close()
-            site.wait(timeout=30)
+            site.wait(timeout=600)
 
 
 @pytest.mark.slow

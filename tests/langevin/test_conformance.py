@@ -10,12 +10,12 @@ import pytest
 
 import fald
 from fald import gaussian, samplers
+from fald.calculus.gradients import Rows
 from fald.core.errors import ConfigError, DataError, NonFiniteError, PrivacyError
 from fald.lab.methods.consensus import Consensus
 from fald.lab.methods.de_sgld import mixing
 from fald.lab.methods.scaffold import ScaffoldI, ScaffoldII
 from fald.langevin import rounds
-from fald.langevin.client import Rows
 from fald.langevin.fald import variant
 from fald.langevin.registry import METHODS, takes
 from helpers import deviations, draws, federation, linear_model
@@ -286,7 +286,7 @@ class TestExactLaw:
 
     @pytest.mark.parametrize("name", ["scaffold-1", "qlsd", "marina"])
     def test_gradients_without_the_share_are_rejected(self, name, monkeypatch):
-        monkeypatch.setattr(rounds, "Rows", lambda flat, offset, size, total: Rows(flat, offset, size, size))
+        monkeypatch.setattr(rounds, "Rows", lambda *given: Rows(*given)._replace(total=given[2]))
         chains = 300
         sample = run(make(name), 80, model=dataclasses.replace(MODEL), num_chains=chains)
         off = np.abs((sample.mean(0) - TARGET.mean) / SD).max()

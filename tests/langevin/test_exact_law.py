@@ -13,8 +13,8 @@ import pytest
 
 import fald
 from fald import gaussian
+from fald.calculus.gradients import Rows
 from fald.langevin import rounds
-from fald.langevin.client import Rows
 from fald.langevin.noise import own_variance
 from helpers import START, deviations, draws, federation, linear_model, quadratics
 
@@ -170,7 +170,7 @@ def test_sampler_with_a_mistake_in_its_noise_is_rejected(mistake, monkeypatch):
 @pytest.mark.parametrize("scheme", ["full", "I"])
 def test_sampler_without_the_share_in_its_energy_is_rejected(scheme, monkeypatch):
     # a client that takes its own rows for those of all clients has ℓ^c for its energy, not ℓ^c/p_c
-    monkeypatch.setattr(rounds, "Rows", lambda flat, offset, size, total: Rows(flat, offset, size, size))
+    monkeypatch.setattr(rounds, "Rows", lambda *given: Rows(*given)._replace(total=given[2]))
     sample = sampled(4, 4, model=dataclasses.replace(MODEL), participation=SCHEMES[scheme])
     assert largest(sample, expected(4, participation=SCHEMES[scheme])) > 2 * LIMIT
 

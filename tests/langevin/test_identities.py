@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fald
-from fald.calculus.gradients import Split, choose_without_replacement
+from fald.calculus.gradients import Rows, Split, choose_without_replacement
 from fald.core.keys import Stream, chain_key, client_key, normals, stream_key
-from fald.langevin import inprocess, rounds
+from fald.langevin import inprocess
 from fald.runtime import loop
 from helpers import run_python
 
@@ -215,8 +215,8 @@ def test_capacities_must_hold_the_largest_client():
 
 def test_padding_rows_that_counted_would_be_noticed(monkeypatch):
     exact = run()
-    real = rounds.whole_client
-    monkeypatch.setattr(rounds, "whole_client", lambda *args: real(*args)._replace(mask=None))
+    real = Rows.all
+    monkeypatch.setattr(Rows, "all", lambda rows: real(rows)._replace(mask=None))
     fresh = fald.models.logistic_regression(3, prior_scale=PRIOR_SCALE)
     assert apart(exact, run(model=fresh, engine=fald.InProcess(capacities=(9,)))) > 100 * ROUNDING
 

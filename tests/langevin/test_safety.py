@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import fald
-from fald.calculus.gradients import clip_rows
+from fald.calculus.gradients import Rows, clip_rows
 from fald.core.errors import PrivacyError
-from fald.langevin.client import Rows, client_round, whole_client
+from fald.langevin.client import Setup, Visit, client_round
 from fald.langevin.safety import accounted_sd, as_used, check_noise
 
 CHAINS = 4000
@@ -21,18 +21,15 @@ def program(method, size, total, dtype):
     """A client's uploads of one round in many chains, compiled once for all settings."""
     skeleton, _ = method.split()
 
+    setup = Setup(MODEL, skeleton, 2, "full")
+
     @jax.jit
     def run(hyper, weight, position):
-        rows = Rows(jnp.zeros((size, 1), dtype), jnp.int32(0), jnp.int32(size), jnp.int32(total))
+        rows = Rows(jnp.zeros((size, 1), dtype), jnp.int32(0), jnp.int32(size), jnp.int32(total), size, True)
 
         def one(key):
-            keys = (jnp.array([1, 2], jnp.uint32), key)
-            whole = whole_client(rows, size, True)
-            upload, _ = client_round(
-                MODEL, skeleton, hyper, rows, whole, keys, jnp.int32(0), weight, jnp.int32(0), position, (),
-                all_rows_fn=lambda: whole, num_clients=2, scheme="full",
-            )  # fmt: skip
-            return upload.position
+            visit = Visit((jnp.array([1, 2], jnp.uint32), key), jnp.int32(0), weight, jnp.int32(0))
+            return client_round(setup, hyper, rows, visit, message=position, memory=())[0].position
 
         return jax.vmap(one)(jnp.stack([jnp.arange(CHAINS, dtype=jnp.uint32)] * 2, axis=1))
 

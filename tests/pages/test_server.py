@@ -35,7 +35,7 @@ def server():
 
 
 def ask(server, path, method="GET", **headers):
-    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=10)
+    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=600)
     connection.request(method, path, headers=headers)
     response = connection.getresponse()
     content = response.read()
@@ -129,11 +129,11 @@ def test_the_command_says_where_it_is_and_ends_cleanly(tmp_path):
     try:
         line = process.stdout.readline()
         port = int(line.split("http://127.0.0.1:")[1].split("/")[0])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
         connection.request("GET", "/api/state")
         assert json.loads(connection.getresponse().read())["status"] == "finished"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=600)
         assert (process.returncode, errors) == (0, "the page has ended\n")
     finally:
         process.kill()

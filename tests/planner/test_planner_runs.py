@@ -15,6 +15,7 @@ from scipy.stats import norm, qmc
 import fald
 from fald import planner
 from fald.calculus import mode as prepare
+from fald.calculus.sums import log_likelihoods, make_site
 from fald.planner import Goal, Setting
 from fald.report import plan as plan_report
 from fald.results.predict import flat_positions
@@ -47,7 +48,7 @@ class Case:
         z = norm.ppf(qmc.Sobol(model.dim, seed=0).random(num_draws))
         z = np.concatenate([z, -z])
         thetas = found.mode + 1.15 * z @ np.linalg.inv(np.linalg.cholesky(found.hessian))
-        energy = sum(prepare.client_values(model, data.client(name), thetas) for name in data.names)
+        energy = -log_likelihoods(make_site(model, data.rows), thetas)
         with jax.enable_x64(True):
             energy = energy - np.asarray(jax.vmap(model.flat_logprior)(jnp.asarray(thetas)))
         weights = np.exp(-(energy - energy.min()) + 0.5 * np.sum(z**2, 1) - 0.5 * np.sum(z**2, 1).min())

@@ -11,6 +11,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from fald.privacy import Ledger, RunSettings, account, step_noise, step_profile
+from fald.privacy.accountants import Releases
 from fald.privacy.events import _multiplicities
 from fald.privacy.rdp import RdpSteps
 from fald.settings.participation import with_replacement, without_replacement
@@ -245,9 +246,8 @@ def test_large_orders_agree_with_the_gaussian_and_stay_below_the_theorem():
     closed = orders * (orders - 1) / (2 * 400.0**2)
     np.testing.assert_allclose(_integrated_log_moment(orders, 400.0, 1.0), closed, rtol=1e-5)
     assert np.all(_integrated_log_moment(orders, 400.0, 1.0) >= closed)
-    steps = RdpSteps(
-        np.array([20.0]), np.ones(1), rows=10, size=100, delta=1e-5, total=lambda s: s.step(20.0)
-    )
+    releases = Releases(np.array([20.0]), np.ones(1), 10, 100, "without-replacement", 1e-5)
+    steps = RdpSteps(releases, total=lambda s: s.step(20.0))
     few = np.array([2.0, 8.0, 40.0])
     assert np.all(_integrated_log_moment(few, 20.0, 0.1) < steps._theorem(20.0, few))
 
@@ -259,7 +259,8 @@ def test_narrowed_orders_lose_nothing(small):
     moments = [np.full(orders.size, math.log1p(-noise.inclusion[0]))]
     for way in noise.presences[0]:
         z = np.array([way.own * noise.step[0]])
-        steps = RdpSteps(z, np.ones(1), rows=25, size=500, delta=DELTA, total=lambda s: s.step(1.0))
+        releases = Releases(z, np.ones(1), 25, 500, "without-replacement", DELTA)
+        steps = RdpSteps(releases, total=lambda s: s.step(1.0))
         moments.append(math.log(way.probability) + 3 * steps._theorem(float(z[0]), orders))
     divergence = 20 * np.logaddexp.reduce(moments) / (orders - 1)
     best = np.min(divergence + np.log1p(-1 / orders) - np.log(DELTA * orders) / (orders - 1))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fald.core.errors import ConfigError
-from fald.privacy import Ledger, account, paper_bound, step_noise
+from fald.privacy import account, paper_bound, step_noise
 from fald.settings.participation import without_replacement
 
 # K, S, η, batch, z, published ε, corrected ε, RDP ε, PLD ε at N=10, p=.1, n_c=6000, Δ=2, T=1e4, δ=1e-5
@@ -79,21 +78,3 @@ def test_summed_view_of_single_steps(run):
     assert way.last * report.noise.step[0] == pytest.approx(23.5702, rel=3e-6)
     assert report.worst == pytest.approx(0.50606, rel=PLD)
     assert account(settings, delta=DELTA).worst > 3 * report.worst
-
-
-@pytest.mark.parametrize("method", ["pld", "rdp"])
-@pytest.mark.parametrize("local_steps", [1, 10])
-@pytest.mark.parametrize("participants", [10, 5])
-@pytest.mark.parametrize("scheduled", [False, True])
-def test_ten_thousand_steps_take_at_most_five_seconds(run, method, local_steps, participants, scheduled):
-    eta = 1e-6 / (1 + np.arange(10_000) / 1000) if scheduled else 1e-6
-    part = None if participants == 10 else without_replacement(participants)
-    settings = run(
-        step_size=eta, local_steps=local_steps, num_rounds=10_000 // local_steps, participation=part
-    )
-    seconds = []
-    while len(seconds) < 3 and (not seconds or min(seconds) >= 5.0):  # a busy machine may try again
-        start = time.process_time()
-        assert 0 < Ledger(settings, delta=DELTA, method=method).worst() < 5
-        seconds.append(time.process_time() - start)
-    assert min(seconds) < 5.0

@@ -297,7 +297,7 @@ def test_rows_without_outcome():
     ("build", "words"),
     [
         (lambda: models.logistic_regression(["a", "a"]), "distinct"),
-        (lambda: models.logistic_regression(2, prior_scale=0.0), "prior-scale must be a finite number > 0"),
+        (lambda: models.logistic_regression(2, prior_scale=0.0), "prior-scale must be a number > 0"),
         (lambda: models.linear_regression(2, noise_scale=-1.0), "noise-scale"),
         (lambda: models.linear_regression(2, noise_prior_scale=np.inf), "noise-prior-scale"),
         (lambda: models.softmax_regression(2, 1), "num-classes must be a whole number ≥ 2"),

@@ -29,7 +29,7 @@ SENSITIVE = {"parameter": "x", "prior": 0.01, "likelihood": 0.1}
 COLUMNS = {"constant": [], "copies": [], "dependent": [], "inflated": []}
 REFERENCE = {
     "name": "nuts", "shift": 0.0, "shift_parameter": "x", "sd_error": 0.0, "sd_parameter": "x",
-    "w2_relative": 0.01, "w2_noise_relative": 0.01, "standard_error": 0.01, "sd_standard_error": 0.01,
+    "w2_relative": 0.01, "standard_error": 0.01, "sd_standard_error": 0.01,
 }  # fmt: skip
 CHAIN = {
     "run": {
@@ -81,7 +81,7 @@ LIMITS = {
     "Mixing (R-hat)": (lambda v: of_run(CHAIN, summary=[{**ROW, "r_hat": v}]), 1.01, 1.05),
     "Importance weights (k-hat)": (lambda v: of_run(FITTED, khat=v), 0.5, 0.7),
     "Predicted bias": (lambda v: of_run(CHAIN, foreseen={"predicted": {**PREDICTED, "bias": v}}), 0.05, 0.2),
-    "Step size": (lambda v: of_run(CHAIN, step_times_curvature=v), 0.5, 1.0),
+    "Step size": (lambda v: of_run({**CHAIN, "reference": None}, step_times_curvature=v), 0.5, 1.0),
     "Twice the step size": (doubled, 0.05, 0.2),
     "Distance to a reference": (
         lambda v: {**CHAIN, "reference": {**REFERENCE, "shift": v + 0.03}}, 0.05, 0.2

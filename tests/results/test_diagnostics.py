@@ -183,3 +183,54 @@ def test_samples_that_cannot_be_compared():
 def test_only_so_many_draws_are_used():
     a = np.arange(100.0)[:, None]
     assert diagnostics.wasserstein2(a, a + 1, most=10) == pytest.approx(1.0)
+
+
+def test_distance_along_a_run_is_that_of_the_moments():
+    draws = normal_draws((50, 64, 2)) + np.linspace(3, 0, 64)[:, None]  # a start far off, forgotten linearly
+    exact = gaussian.Law(np.zeros(2), np.eye(2))
+    table = diagnostics.distance(tree_of(a=draws), exact, window=1, points=3)
+    assert table["round"].tolist() == [1, 8, 64]
+    assert table["draws"].tolist() == [50] * 3
+    for at, line in zip((0, 7, 63), table.itertuples()):
+        mean, joint = draws[:, at].mean(0), np.cov(draws[:, at], rowvar=False)
+        assert line.mean_error == pytest.approx(np.abs(mean).max())
+        assert line.sd_error == pytest.approx(np.abs(np.sqrt(np.diag(joint)) - 1).max())
+        assert line.w2 == pytest.approx(float(gaussian.wasserstein2(mean, joint, *exact)))
+    # without a window the later half counts, however far the start was
+    later = diagnostics.distance(tree_of(a=draws), exact, points=1)
+    assert later["draws"].tolist() == [50 * 32]
+    assert later["mean_error"][0] == pytest.approx(np.abs(draws[:, 32:].mean((0, 1))).max())
+
+
+def test_distance_knows_references_of_three_kinds():
+    ours, theirs = tree_of(a=normal_draws(), b=normal_draws(seed=1)), normal_draws((4, 1000), seed=2)
+    swapped = tree_of(b=theirs + 1, a=theirs)  # the order of parameters is that of their names
+    flat = np.stack([theirs.ravel(), theirs.ravel() + 1], axis=1)
+    law = flat.mean(0), np.cov(flat, rowvar=False)
+    lines = [diagnostics.distance(ours, other, points=1).iloc[0] for other in (swapped, flat, law)]
+    for line in lines[1:]:
+        np.testing.assert_allclose(line, lines[0], rtol=1e-9)
+    assert lines[0]["mean_error"] == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        (tree_of(b=normal_draws()), "different parameters"),
+        (normal_draws((100, 2)), "1 parameters, and the reference 2"),
+        (normal_draws((1, 1)), "two draws"),
+        (np.ones((9, 1)), "positive variances"),
+        ((np.zeros(1), np.eye(2)), "square matrix"),
+        (np.zeros(3), "array"),
+    ],
+)
+def test_distance_refuses_what_is_no_reference(reference, said):
+    with pytest.raises(ConfigError, match=said):
+        diagnostics.distance(tree_of(a=normal_draws()), reference)
+
+
+def test_many_parameters_have_no_joint_distance():
+    tree = tree_of(a=normal_draws((2, 10, 1001)))
+    line = diagnostics.distance(tree, normal_draws((50, 1001)), points=1).iloc[0]
+    assert np.isnan(line["w2"])
+    assert line["mean_error"] > 0

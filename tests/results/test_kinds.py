@@ -109,11 +109,11 @@ def test_the_privacy_of_a_chain_that_fit_has_chosen_is_that_of_a_chain(tmp_path)
         "folder": str(tmp_path),
     }
     said = {}
-    for method in ("langevin", "importance"):
+    for method in ("fa-ld", "importance"):
         fit = {"method": method, "accuracy": 0.5}
         study = make_study({**about, "fit": fit}, "a study")
         run_study(study, tmp_path / method, resume=False, progress=False)
         said[method] = run_document(tmp_path / method)["text"]
-    assert "sums" not in said["langevin"]
-    assert "client noise came from the run's seed" in said["langevin"]
+    assert "sums" not in said["fa-ld"]
+    assert "client noise came from the run's seed" in said["fa-ld"]
     assert "sums over rows without noise" in said["importance"]

@@ -47,11 +47,17 @@ def run(path=None, *, seed=7, model=MODEL, data=DATA, rounds_per_save=20, **chan
     return fald.sample(seed, model, data, **{**SETTINGS, **changes}, checkpoint=where)
 
 
-class Slow(fald.InProcess):
-    """Leaves time to be stopped in the middle."""
+class WaitsAt(fald.InProcess):
+    """Says so when some round has been done, and goes no further."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
 
     def advance(self, problem, state, num_rounds):
-        time.sleep(0.05)
+        if state.round >= self.place:
+            print("waiting", flush=True)
+            time.sleep(3600)
         return super().advance(problem, state, num_rounds)
 
 
@@ -69,12 +75,12 @@ class StopsAfter(fald.InProcess):
         return super().advance(problem, state, num_rounds)
 
 
-def slow_run(path):
-    """Run by the subprocesses below, until something stops it."""
+def run_until(path, place):
+    """Run by the subprocesses below, until something stops it after round ``place``."""
     # a shell starts background jobs with SIGINT ignored, and children inherit that
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        run(path, num_rounds=400, rounds_per_save=10, engine=Slow())
+        run(path, rounds_per_save=10, engine=WaitsAt(int(place)))
     except Interrupted as error:
         draws = None if error.tree is None else error.tree["posterior"].sizes["draw"]
         print(json.dumps([str(error), int(error.exit_code), draws]))
@@ -96,11 +102,11 @@ def run_on_a_full_disk(path):
 NO_SHARED_CACHE = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
 
 
-def start_python(call, path):
-    code = f"import sys; sys.path[:0] = sys.argv[2:]; import test_checkpoint as t; t.{call}(sys.argv[1])"
+def start_python(call, *arguments):
+    code = f"import sys; sys.path[:0] = sys.argv[1:3]; import test_checkpoint as t; t.{call}(*sys.argv[3:])"
     here = Path(__file__).parent
     return subprocess.Popen(
-        [sys.executable, "-c", code, str(path), str(here), str(here.parent)],
+        [sys.executable, "-c", code, str(here), str(here.parent), *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -113,13 +119,13 @@ def saved_round(path):
         return int(state["round"])
 
 
-def wait_for_round(process, path, least):
-    for _ in range(3000):
-        if (path / "state.npz").exists() and saved_round(path) >= least:
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    pytest.fail("the run made no progress")
+def start_and_wait(path, place):
+    """A run in a process of its own that has done ``place`` rounds and waits."""
+    process = start_python("run_until", path, place)
+    assert process.stdout is not None
+    if process.stdout.readline() != "waiting\n":
+        pytest.fail(f"the run did not get there: {process.communicate()}")
+    return process
 
 
 def interrupt(path, chunks=7, **changes):
@@ -180,33 +186,31 @@ def test_interruption_while_saving(tmp_path, monkeypatch, call):
 
 
 def test_killed_run_resumes_to_identical_draws(tmp_path):
-    for least in (30, 90):
-        process = start_python("slow_run", tmp_path)
-        wait_for_round(process, tmp_path, least)
+    for place in (25, 75):
+        process = start_and_wait(tmp_path, place)
         process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.communicate(timeout=600)
         assert process.returncode == -signal.SIGKILL
-    assert saved_round(tmp_path) < 400
-    xr.testing.assert_identical(run(tmp_path, num_rounds=400), run(num_rounds=400))
+        assert place - 10 < saved_round(tmp_path) <= place + 10
+    xr.testing.assert_identical(run(tmp_path), run())
     assert not list(tmp_path.glob(".*"))
 
 
 def test_ctrl_c_ends_in_interrupted_and_resumes(tmp_path):
-    process = start_python("slow_run", tmp_path)
-    wait_for_round(process, tmp_path, 30)
+    process = start_and_wait(tmp_path, 30)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     message, exit_code, draws = json.loads(out)
     assert "interrupted after round" in message
     assert exit_code == 130
     assert draws >= saved_round(tmp_path) - SETTINGS["num_warmup"] >= 20
-    xr.testing.assert_identical(run(tmp_path, num_rounds=400), run(num_rounds=400))
+    xr.testing.assert_identical(run(tmp_path), run())
 
 
 def test_full_disk_keeps_the_earlier_checkpoint(tmp_path):
     process = start_python("run_on_a_full_disk", tmp_path)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     message, exit_code, draws = json.loads(out)
     assert str(tmp_path) in message

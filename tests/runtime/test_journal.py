@@ -14,7 +14,7 @@ import pytest
 import fald
 from fald.core.errors import ConfigError, Interrupted, NonFiniteError, StorageError
 from fald.fewround.exchange import InProcessExchange
-from fald.langevin.engines import InProcess
+from fald.langevin.inprocess import InProcess
 from fald.results.summary import settling
 from fald.runtime import journal
 from fald.runtime.journal import Journal, alive, read
@@ -192,11 +192,11 @@ def test_an_absent_journal_is_an_error_with_a_hint(tmp_path):
 def test_the_lock_tells_a_living_run_from_a_killed_one(tmp_path):
     code = (
         "import sys, time; from fald.runtime.journal import Journal\n"
-        "with Journal(sys.argv[1]).running(round=0):\n    time.sleep(60)"
+        "with Journal(sys.argv[1]).running(round=0):\n    time.sleep(3600)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 600
         while not (tmp_path / journal.NAME).exists() or not read(tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -19,8 +19,8 @@ def test_the_choice_follows_from_what_is_asked_and_from_the_model():
     assert choose(small)[0] == "importance"
     assert "gradients" in choose(small, curvature=False)[1]
     assert choose(small, "corrected")[0] == "corrected"
-    assert choose(small, "langevin") == ("langevin", "plain FA-LD, as asked for")
-    assert choose(large) == ("langevin", "plain FA-LD, because the model has 2001 parameters, more than 1000")
+    assert choose(small, "fa-ld") == ("fa-ld", "plain FA-LD, as asked for")
+    assert choose(large) == ("fa-ld", "plain FA-LD, because the model has 2001 parameters, more than 1000")
     with pytest.raises(ConfigError, match="cannot be used: the model has 2001 parameters"):
         choose(large, "importance")
     with pytest.raises(ConfigError, match="needs Hessians"):
@@ -45,7 +45,7 @@ def study(tmp_path, method):
 
 
 def test_a_study_that_asks_for_langevin_is_planned_and_sampled(tmp_path):
-    tree = run_study(study(tmp_path, "langevin"), tmp_path / "out", resume=False, progress=False).tree
+    tree = run_study(study(tmp_path, "fa-ld"), tmp_path / "out", resume=False, progress=False).tree
     assert tree.attrs["verdict"] == "not certified"
     assert tree.attrs["chosen"] == "plain FA-LD, as asked for"
     settings = json.loads(tree.attrs["settings"])

@@ -18,6 +18,7 @@ import fald
 import helpers
 from fald import theory
 from fald.calculus import mode as prepare
+from fald.calculus.sums import client_report, make_site, prior_report
 from fald.core.errors import ConfigError, DataError
 from fald.theory import measured as measure
 
@@ -39,7 +40,8 @@ FAMILIES = {
 
 
 def client_hessian(model, data, name, theta):
-    report, prior = prepare.client_report(model, data.client(name), theta), prepare.prior_report(model, theta)
+    site = make_site(model, data.client(name))
+    report, prior = client_report(site, theta), prior_report(model, theta)
     share = data.weights[data.names.index(name)]
     return report.hessian / share + prior.hessian
 

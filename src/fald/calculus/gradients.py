@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ from fald.core.keys import integers
 from fald.core.types import PyTree
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
+
+_POWERS = 12  # of the Hessian, by which its largest eigenvalue is found
+_DESCENTS = 200  # steps down to a rough mode
 
 
 class Batch(NamedTuple):
@@ -31,29 +34,12 @@ def choose_without_replacement(
 ) -> jax.Array:
     """Draw ``count`` distinct indices from ``range(population)``, every subset equally likely.
 
-    A partial Fisher–Yates shuffle in O(count log count), without the array that it would shuffle:
-    step i swaps position i with position j_i ≥ i, and where a position's value came from is found
-    by following the swaps back.
-
-    Parameters
-    ----------
-    rng_key
-        Key of this draw.
-    population
-        Number of things to choose from; may be traced.
-    count
-        How many; static. Where it exceeds ``population``, entry i ≥ population is i itself and the
-        entries before it are a permutation of the whole population.
-    step
-        Which draw of this key.
-    most
-        No population is larger; static. It changes the speed alone.
-
-    Returns
-    -------
-    jax.Array
-        (count,) int32, in random order. A single index is off the uniform law by less than
-        population / 2³².
+    A partial Fisher–Yates shuffle in O(count log count), without the array that it would shuffle: step i
+    swaps position i with position j_i ≥ i, and where a position's value came from is found by following the
+    swaps back. ``population`` may be traced. Where the static ``count`` exceeds it, entry i ≥ population is i
+    itself and the entries before it are a permutation of the whole population. ``most``, which no population
+    exceeds, changes the speed alone. Indices are int32 in random order, each off the uniform law by less
+    than population / 2³².
 
     Examples
     --------
@@ -130,39 +116,56 @@ def _each(function: Callable, rows: PyTree) -> PyTree:
     return jax.tree.map(function, rows, is_leaf=lambda leaf: isinstance(leaf, Split))
 
 
-def all_rows(rows: PyTree, offset, size, capacity: int, exact: bool) -> Batch:
-    """Every row of one client out of the flat rows.
+class Rows(NamedTuple):
+    """Where one client's rows are in the flat storage of all."""
 
-    Clients of one size class share the static ``capacity``; a smaller client repeats its last row
-    under a mask. ``exact`` says that all clients of the class have exactly ``capacity`` rows.
-    """
-    if exact:
-        return Batch(_each(lambda a: _slice(a, offset, capacity), rows), None, size)
-    index = jnp.arange(capacity, dtype=jnp.int32)
-    taken = offset + jnp.minimum(index, size - 1)
-    return Batch(_each(lambda a: _take(a, taken), rows), index < size, size)
+    flat: PyTree
+    offset: Any  # the client's first row
+    size: Any  # its rows
+    total: Any  # the rows of all clients
+    capacity: int = 0  # length that clients of a size class share; a smaller one repeats its last row masked
+    exact: bool = False  # whether all clients of the class have exactly so many rows
+    held: Batch | None = None  # all rows of the client, if they were taken out of the storage already
+
+    def hold(self) -> Rows:
+        """The same, with the rows taken out once for all that looks at them."""
+        return self._replace(held=self.all())
+
+    def all(self) -> Batch:
+        """Every row of the client."""
+        if self.held is not None:
+            return self.held
+        if self.exact:
+            return Batch(_each(lambda a: _slice(a, self.offset, self.capacity), self.flat), None, self.size)
+        index = jnp.arange(self.capacity, dtype=jnp.int32)
+        return Batch(self._taken(jnp.minimum(index, self.size - 1)), index < self.size, self.size)
+
+    def some(self, rng_key: jax.Array, step, batch_size: int, *, always_full: bool = False) -> Batch:
+        """A fresh uniform batch without replacement; the whole client if it has fewer rows.
+
+        ``always_full`` says that no client has fewer rows, so that nothing needs a mask.
+        """
+        most = _num_rows(self.flat)
+        index = choose_without_replacement(rng_key, self.size, batch_size, step, most=most)
+        if always_full:
+            return Batch(self._taken(index), None, jnp.asarray(batch_size))
+        mask = jnp.arange(batch_size) < self.size
+        count = jnp.minimum(self.size, batch_size)
+        return Batch(self._taken(jnp.minimum(index, self.size - 1)), mask, count)
+
+    def _taken(self, index: jax.Array) -> PyTree:
+        return _each(lambda a: _take(a, self.offset + index), self.flat)
 
 
-def random_rows(
-    rng_key: jax.Array, step, rows: PyTree, offset, size, batch_size: int, *, always_full: bool = False
-) -> Batch:
-    """A fresh uniform batch without replacement; the whole client if it has fewer rows.
-
-    ``always_full`` says that no client has fewer rows, so that nothing needs a mask.
-    """
-    index = choose_without_replacement(rng_key, size, batch_size, step, most=_num_rows(rows))
-    if always_full:
-        return Batch(_each(lambda a: _take(a, offset + index), rows), None, jnp.asarray(batch_size))
-    taken = offset + jnp.minimum(index, size - 1)
-    mask = jnp.arange(batch_size) < size
-    return Batch(_each(lambda a: _take(a, taken), rows), mask, jnp.minimum(size, batch_size))
+def _scale(total_rows, batch: Batch, dtype) -> jax.Array:
+    """n/b, the rows of all clients for each of the batch."""
+    return jnp.asarray(total_rows, dtype) / jnp.asarray(batch.count, dtype)
 
 
-def _energy(model: Model, total_rows, position: PyTree, batch: Batch, dtype) -> jax.Array:
+def _energy(model: Model, position: PyTree, batch: Batch, scale: jax.Array) -> jax.Array:
     terms = model.loglikelihoods(position, batch.rows)
     if batch.mask is not None:
         terms = jnp.where(batch.mask, terms, 0)
-    scale = jnp.asarray(total_rows, dtype) / jnp.asarray(batch.count, dtype)
     return -jnp.asarray(model.logprior_fn(position)) - scale * jnp.sum(terms)
 
 
@@ -172,7 +175,9 @@ def energy_fn(model: Model, total_rows) -> Callable[[jax.Array, Batch], jax.Arra
     With p_c = n_c/n, the factor (n_c/b)·(1/p_c) of a batch of b rows is n/b: on all rows this is
     f^c = −log π0 + ℓ^c/p_c, and Σ_c p_c f^c is the global energy with its prior counted once.
     """
-    return lambda theta, batch: _energy(model, total_rows, model.unravel(theta), batch, theta.dtype)
+    return lambda theta, batch: _energy(
+        model, model.unravel(theta), batch, _scale(total_rows, batch, theta.dtype)
+    )
 
 
 def clip_rows(of_row: jax.Array, clip_norm) -> tuple[jax.Array, jax.Array]:
@@ -198,7 +203,7 @@ def gradient_fn(model: Model, total_rows, clip_norm=None) -> Callable[[jax.Array
     def whole(theta: jax.Array, batch: Batch) -> jax.Array:
         # by parameters, joined at the end: the gradient of taking them out of θ would add zeros around each
         def energy(position):
-            return _energy(model, total_rows, position, batch, theta.dtype)
+            return _energy(model, position, batch, _scale(total_rows, batch, theta.dtype))
 
         return ravel_pytree(jax.grad(energy)(model.unravel(theta)))[0]
 
@@ -208,7 +213,7 @@ def gradient_fn(model: Model, total_rows, clip_norm=None) -> Callable[[jax.Array
         of_row, factor = clip_rows(of_row, clip_norm)
         if batch.mask is not None:
             factor = jnp.where(batch.mask, factor, 0)
-        scale = jnp.asarray(total_rows, theta.dtype) / jnp.asarray(batch.count, theta.dtype)
+        scale = _scale(total_rows, batch, theta.dtype)
         return -jax.grad(model.flat_logprior)(theta) - scale * (factor @ of_row)
 
     return whole if clip_norm is None else clipped
@@ -223,7 +228,7 @@ def client_rows(data: FederatedData, client: int, capacity: int) -> Batch:
 
 
 def largest_curvatures(
-    model: Model, data: FederatedData, clients: Sequence[int], theta: jax.Array, iterations: int = 12
+    model: Model, data: FederatedData, clients: Sequence[int], theta: jax.Array
 ) -> np.ndarray:
     """Largest eigenvalue, in size, of ∇²f^c at ``theta`` for some clients.
 
@@ -231,32 +236,23 @@ def largest_curvatures(
     large.
     """
     capacity = min(int(data.sizes[list(clients)].max()), 1000)
-    compiled = _compiled_curvature(model, iterations, str(theta.dtype))
     batches = (client_rows(data, c, capacity) for c in clients)
-    return np.array([float(compiled(theta, batch, data.num_rows)) for batch in batches])
+    return np.array([float(_curvature(model, theta, batch, data.num_rows)) for batch in batches])
 
 
-@functools.lru_cache(maxsize=32)
-def _compiled_curvature(model: Model, iterations: int, dtype: str) -> Callable:
-    """Compiled once per model, so that a look at the curvature costs milliseconds in a sweep."""
+@functools.partial(jax.jit, static_argnums=0)
+def _curvature(model: Model, theta: jax.Array, batch: Batch, total_rows) -> jax.Array:
+    energy = energy_fn(model, total_rows)
 
-    @jax.jit
-    def curvature(theta, batch, total_rows):
-        energy = energy_fn(model, total_rows)
+    def step(_, vector):
+        vector = vector / jnp.maximum(jnp.linalg.norm(vector), jnp.finfo(theta.dtype).tiny)
+        return jax.jvp(jax.grad(lambda t: energy(t, batch)), (theta,), (vector,))[1]
 
-        def product(vector):
-            return jax.jvp(jax.grad(lambda t: energy(t, batch)), (theta,), (vector,))[1]
-
-        def step(_, vector):
-            return product(vector / jnp.maximum(jnp.linalg.norm(vector), jnp.finfo(theta.dtype).tiny))
-
-        start = jax.random.normal(jax.random.key(0), theta.shape, theta.dtype)
-        return jnp.linalg.norm(jax.lax.fori_loop(0, iterations, step, start))
-
-    return curvature
+    start = jax.random.normal(jax.random.key(0), theta.shape, theta.dtype)
+    return jnp.linalg.norm(jax.lax.fori_loop(0, _POWERS, step, start))
 
 
-def pooled_mode(model: Model, data: FederatedData, theta: jax.Array, iterations: int = 200) -> jax.Array:
+def pooled_mode(model: Model, data: FederatedData, theta: jax.Array) -> jax.Array:
     """A point near the mode of the joint posterior: gradient descent from ``theta`` that only goes down.
 
     On at most 2,000 rows, evenly spaced; for rough answers such as a stable step size.
@@ -280,6 +276,6 @@ def pooled_mode(model: Model, data: FederatedData, theta: jax.Array, iterations:
     @jax.jit
     def descend(theta):
         value, grad = down(theta)
-        return jax.lax.fori_loop(0, iterations, step, (theta, value, grad, jnp.ones((), theta.dtype)))[0]
+        return jax.lax.fori_loop(0, _DESCENTS, step, (theta, value, grad, jnp.ones((), theta.dtype)))[0]
 
     return descend(theta)

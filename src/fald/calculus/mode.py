@@ -5,13 +5,11 @@ With ℓ^c the negative log likelihood of client c, the energy of the joint post
     f(θ) = −log π0(θ) + Σ_c ℓ^c(θ),
 
 so a value, a gradient and a Hessian per client, summed, are all that the server needs for a Newton step.
-Clients compute in float64 whatever the precision of the run: a posterior of many rows has a mode that
-float32 cannot resolve.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,78 +19,52 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fald.calculus.sums import (
+    Part,
+    Report,
+    Site,
+    check_dim,
+    client_report,
+    log_likelihoods,
+    loglikelihood,
+    make_site,
+    prior_gradients,
+    prior_report,
+    total,
+)
 from fald.core.errors import DataError
-from fald.core.types import PyTree
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
 
 Array = NDArray[Any]
 
-MAX_DIM = 500
-_BLOCK = 1024  # rows per compiled call
 _LADDER = 2.0 ** -np.arange(1, 25)
 _CLOSE = 1e-3  # posterior standard deviations from the mode, where rounding may end the search
 _RUNNING = 5e-3  # a last step longer than this part of the way is one of a search that never ends
 
 
-class Report(NamedTuple):
-    """Value, gradient (d,) and Hessian (d, d) of an energy at one position."""
-
-    value: float
-    gradient: Array
-    hessian: Array
-
-
 class LocalModel(NamedTuple):
-    """One client's energy f^c = ℓ^c/p_c − log π0 near a position, and how much its rows differ there.
+    """One client's energy f^c = ℓ^c/p_c − log π0 near a position, and how much its rows differ there."""
 
-    Attributes
-    ----------
-    gradient, hessian
-        (d,) ∇f^c and (d, d) ∇²f^c.
-    directions
-        (d, d) eigenvectors q_k of the Hessian, in columns.
-    skews
-        (d, d) row k: ∇(q_kᵀ∇²f^c q_k), how the gradient bends along q_k.
-    scatter
-        (d, d) covariance of the gradients ∇l(θ; x_ci) over the client's rows; zero for a single row.
-    """
-
-    gradient: Array
-    hessian: Array
-    directions: Array
-    skews: Array
-    scatter: Array
+    gradient: Array  # (d,) ∇f^c
+    hessian: Array  # (d, d) ∇²f^c
+    directions: Array  # (d, d) eigenvectors q_k of the Hessian, in columns
+    skews: Array  # (d, d) row k: ∇(q_kᵀ∇²f^c q_k), how the gradient bends along q_k
+    scatter: Array  # (d, d) covariance of ∇l(θ; x_ci) over the client's rows; zero for a single row
 
 
 @dataclass(frozen=True, eq=False)
 class Preparation:
-    """Mode of the joint posterior and the local model of every client there.
+    """Mode of the joint posterior and the local model of every client there."""
 
-    Attributes
-    ----------
-    mode, start
-        (d,) θ*, and where the search, like the chains, started.
-    hessian
-        (d, d) ∇²f(θ*), the precision of the Laplace approximation at temperature 1.
-    local
-        Every client's energy near θ*.
-    sizes, clients
-        (N,) rows n_c, and the clients' names.
-    parameters
-        A name for every entry of the flat position.
-    num_exchanges
-        Times that the server asked all clients and waited, the last one for ``local`` included.
-    """
-
-    mode: Array
-    start: Array
-    hessian: Array
-    local: tuple[LocalModel, ...]
-    sizes: Array
+    mode: Array  # (d,) θ*
+    start: Array  # (d,) where the search, like the chains, started
+    hessian: Array  # (d, d) ∇²f(θ*), the precision of the Laplace approximation at temperature 1
+    local: tuple[LocalModel, ...]  # every client's energy near θ*
+    sizes: Array  # (N,) rows n_c
     clients: tuple[str, ...]
-    parameters: tuple[str, ...]
-    num_exchanges: int
+    parameters: tuple[str, ...]  # a name for every entry of the flat position
+    num_exchanges: int  # times that the server asked all clients and waited, the last for ``local`` included
 
     @property
     def weights(self) -> Array:
@@ -100,49 +72,14 @@ class Preparation:
         return self.sizes / self.sizes.sum()
 
 
-def blocks(rows: PyTree, size: int | None = None) -> Iterator[tuple[PyTree, jax.Array]]:
-    """Cut rows into parts of one shape, so that each function compiles once; the last row fills up.
-
-    Returns
-    -------
-    Iterator
-        (rows, mask) of each part; ``mask`` marks the real rows.
-    """
-    count = len(jax.tree.leaves(rows)[0])
-    size = block_size([count]) if size is None else size
-    for first in range(0, count, size):
-        index = np.arange(first, first + size)
-        taken = np.minimum(index, count - 1)
-        yield jax.tree.map(lambda a, i=taken: jnp.asarray(np.asarray(a)[i]), rows), jnp.asarray(index < count)
-
-
-def block_size(sizes: ArrayLike) -> int:
-    """Rows per part that suit clients of these sizes."""
-    return min(_BLOCK, 1 << max(0, int(np.max(sizes)) - 1).bit_length())
-
-
-def _masked(model: Model, theta: jax.Array, rows: PyTree, mask: jax.Array) -> jax.Array:
-    terms = jax.vmap(model.flat_loglikelihood, (None, 0))(theta, rows)
-    return -jnp.sum(jnp.where(mask, terms, 0))
-
-
 @partial(jax.jit, static_argnums=0)
-def _derivatives(model: Model, theta: jax.Array, rows: PyTree, mask: jax.Array):
-    energy = partial(_masked, model, rows=rows, mask=mask)
-    return *jax.value_and_grad(energy)(theta), jax.hessian(energy)(theta)
-
-
-@partial(jax.jit, static_argnums=0)
-def _values(model: Model, thetas: jax.Array, rows: PyTree, mask: jax.Array):
-    return jax.lax.map(lambda theta: _masked(model, theta, rows, mask), thetas)
-
-
-@partial(jax.jit, static_argnums=0)
-def _prior_derivatives(model: Model, theta: jax.Array):
-    def energy(t):
-        return -model.flat_logprior(t)
-
-    return *jax.value_and_grad(energy)(theta), jax.hessian(energy)(theta)
+def _shape(model: Model, theta: jax.Array, directions: jax.Array, part: Part):
+    """How the energy of a part of the rows bends along directions, and the sum of gradients squared."""
+    rows, mask = part
+    gradients = jax.vmap(jax.grad(model.flat_loglikelihood), (None, 0))(theta, rows)
+    gradients = jnp.where(mask[:, None], gradients, 0)
+    bends = _bends(lambda t: -loglikelihood(model, t, part), theta, directions)
+    return bends, gradients.T @ gradients
 
 
 def _bends(energy: Callable, theta: jax.Array, directions: jax.Array) -> jax.Array:
@@ -153,135 +90,63 @@ def _bends(energy: Callable, theta: jax.Array, directions: jax.Array) -> jax.Arr
 
 
 @partial(jax.jit, static_argnums=0)
-def _shape(model: Model, theta: jax.Array, directions: jax.Array, rows: PyTree, mask: jax.Array):
-    gradients = jax.vmap(jax.grad(model.flat_loglikelihood), (None, 0))(theta, rows)
-    gradients = jnp.where(mask[:, None], gradients, 0)
-    bends = _bends(partial(_masked, model, rows=rows, mask=mask), theta, directions)
-    return bends, gradients.T @ gradients
-
-
-@partial(jax.jit, static_argnums=0)
 def _prior_bends(model: Model, theta: jax.Array, directions: jax.Array):
     return _bends(lambda t: -model.flat_logprior(t), theta, directions)
 
 
-def _report(parts: Sequence[Any]) -> Report:
-    value, gradient, hessian = (np.asarray(part, np.float64) for part in parts)
-    return Report(float(value), gradient, (hessian + hessian.T) / 2)
-
-
-def total(reports: Sequence[Report]) -> Report:
-    """Sum reports, as the server does or a secure sum does for it."""
-    values, gradients, hessians = zip(*reports)
-    return Report(float(np.sum(values)), np.sum(gradients, axis=0), np.sum(hessians, axis=0))
-
-
-def client_report(model: Model, rows: PyTree, position: ArrayLike, size: int | None = None) -> Report:
-    """Report what one client is asked for: ℓ^c, ∇ℓ^c and ∇²ℓ^c at a flat position, over its rows.
-
-    Parameters
-    ----------
-    model, rows
-        The model and this client's rows.
-    position
-        (d,) flat position.
-    size
-        Rows per compiled call; clients that share it share the compiled program.
-
-    Raises
-    ------
-    DataError
-        If the model has more than 500 parameters: its Hessian is too large to send.
+def client_model(site: Site, position: ArrayLike, num_rows: int) -> LocalModel:
+    """Report one client's energy f^c near a position, as the planner needs it; p_c = n_c/``num_rows``.
 
     Examples
     --------
     >>> import fald
-    >>> model = fald.models.gaussian_location([[2.0]])
-    >>> report = client_report(model, np.array([[1.0], [3.0]]), [0.0])
-    >>> report.gradient, report.hessian
-    (array([-2.]), array([[1.]]))
-    """
-    _check_dim(model)
-    with jax.enable_x64(True):
-        theta = jnp.asarray(np.asarray(position, np.float64))
-        parts = [_report(_derivatives(model, theta, *block)) for block in blocks(rows, size)]
-    return total(parts)
-
-
-def client_values(model: Model, rows: PyTree, positions: ArrayLike, size: int | None = None) -> Array:
-    """ℓ^c at several flat positions (M, d), for a line search in one exchange."""
-    with jax.enable_x64(True):
-        thetas = jnp.asarray(np.asarray(positions, np.float64))
-        parts = [np.asarray(_values(model, thetas, *block), np.float64) for block in blocks(rows, size)]
-    return np.sum(parts, axis=0)
-
-
-def client_model(
-    model: Model, rows: PyTree, position: ArrayLike, num_rows: int, size: int | None = None
-) -> LocalModel:
-    """Report one client's energy f^c near a position, as the planner needs it.
-
-    Parameters
-    ----------
-    model, rows, position, size
-        As in ``client_report``.
-    num_rows
-        n, the rows of all clients together; the client's weight is p_c = n_c/n.
-
-    Examples
-    --------
-    >>> import fald
-    >>> model = fald.models.gaussian_location([[2.0]])
-    >>> own = client_model(model, np.array([[1.0], [3.0]]), [0.0], num_rows=4)
+    >>> site = make_site(fald.models.gaussian_location([[2.0]]), np.array([[1.0], [3.0]]))
+    >>> own = client_model(site, [0.0], num_rows=4)
     >>> own.gradient, own.hessian, own.skews, own.scatter
     (array([-4.]), array([[2.]]), array([[0.]]), array([[0.5]]))
     """
-    report, prior = client_report(model, rows, position, size), prior_report(model, position)
-    count = len(jax.tree.leaves(rows)[0])
-    hessian = report.hessian * (num_rows / count) + prior.hessian
+    report, prior = client_report(site, position), prior_report(site.model, position)
+    count, scale = site.num_rows, num_rows / site.num_rows
+    hessian = report.hessian * scale + prior.hessian
     if not np.isfinite(hessian).all():
         raise DataError("the curvature of a client is not finite", hint="check the model at the mode")
     directions = np.linalg.eigh(hessian)[1]
     with jax.enable_x64(True):
         theta, basis = jnp.asarray(np.asarray(position, np.float64)), jnp.asarray(directions)
-        parts = [_shape(model, theta, basis, *block) for block in blocks(rows, size)]
-        bends, squares = (np.sum([np.asarray(p[i], np.float64) for p in parts], axis=0) for i in range(2))
-        of_prior = np.asarray(_prior_bends(model, theta, basis), np.float64)
-    spread = squares - np.outer(report.gradient, report.gradient) / count
+        parts = [_shape(site.model, theta, basis, part) for part in site.parts]
+        bends, squares = (np.sum([np.asarray(p[i]) for p in parts], axis=0) for i in range(2))
+        of_prior = np.asarray(_prior_bends(site.model, theta, basis))
     return LocalModel(
-        gradient=report.gradient * (num_rows / count) + prior.gradient,
+        gradient=report.gradient * scale + prior.gradient,
         hessian=hessian,
         directions=directions,
-        skews=bends * (num_rows / count) + of_prior,
-        scatter=spread / max(count - 1, 1),
+        skews=bends * scale + of_prior,
+        scatter=(squares - np.outer(report.gradient, report.gradient) / count) / max(count - 1, 1),
     )
 
 
-def prior_report(model: Model, position: ArrayLike) -> Report:
-    """Report −log π0 and its derivatives at a flat position; the server knows the prior."""
-    _check_dim(model)
-    with jax.enable_x64(True):
-        return _report(_prior_derivatives(model, jnp.asarray(np.asarray(position, np.float64))))
+class Descent(NamedTuple):
+    """Where damped Newton steps ended."""
+
+    start: Array
+    position: Array  # the last one
+    report: Report  # the energy with its derivatives there
+    first: Report  # the same at the start
+    step: Array  # the last one
+    decrement: float  # its length in posterior standard deviations
+    exchanges: int  # times that the energy was asked for
+    failed: str  # why they ended before a mode was reached; empty if it was
 
 
-def _check_dim(model: Model) -> None:
-    if model.dim > MAX_DIM:
-        raise DataError(
-            f"the model has {model.dim} parameters; Hessians are exchanged up to {MAX_DIM}",
-            hint="choose settings by hand, or give the constants of the problem yourself",
-        )
-
-
-def find_mode(
+def descend(
     report_fn: Callable[[Array], Report],
     values_fn: Callable[[Array], Array],
     start: ArrayLike,
     *,
-    parameters: Sequence[str] = (),
     tolerance: float = 1e-8,
     max_exchanges: int = 100,
-) -> tuple[Array, Report, int]:
-    r"""Minimise an energy that is known by its sums only, by damped Newton steps.
+) -> Descent:
+    r"""Go down an energy that is known by its sums only, by damped Newton steps.
 
     The step is −|∇²f|⁻¹∇f, with the eigenvalues of the Hessian (after scaling it to a unit diagonal) taken
     by their size, so that it goes down also where the energy is not convex. When the full step does not
@@ -294,52 +159,35 @@ def find_mode(
         is one exchange with all clients.
     start
         (d,) where to begin.
-    parameters
-        Names for messages.
     tolerance
         Stop when the Newton decrement (∇fᵀ∇²f⁻¹∇f)^½, the distance to the mode in posterior standard
-        deviations, is below it.
+        deviations, is below it. Rounding of a model that computes in float32 inside limits it; up to 10⁻³ is
+        then accepted.
     max_exchanges
         Give up after so many.
 
-    Returns
-    -------
-    tuple
-        The mode, the report there, and the number of exchanges.
-
-    Raises
-    ------
-    DataError
-        If the energy is not finite at the start, has no minimum or none that is found, or is flat there.
-
     Notes
     -----
-    A minimum, not the lowest one: an energy with several has others. Rounding of a model that computes in
-    float32 inside limits the decrement; up to 10⁻³ is then accepted.
+    A minimum, not the lowest one, and only where ``check_mode`` finds nothing wrong.
 
     Examples
     --------
     >>> energy = lambda x: x - np.log(x)
     >>> report = lambda x: Report(energy(x[0]), 1 - 1 / x, np.diag(x**-2))
-    >>> mode, _, exchanges = find_mode(report, lambda xs: energy(xs[:, 0]), [0.1])
-    >>> mode.round(6), exchanges
+    >>> found = descend(report, lambda xs: energy(xs[:, 0]), [0.1])
+    >>> found.position.round(6), found.exchanges
     (array([1.]), 9)
     """
-    position = np.asarray(start, np.float64)
-    here = report_fn(position)
-    exchanges = 1
-    if not _finite(here):
-        raise DataError(
-            f"the energy or its derivatives are not finite at the start (energy {here.value})",
-            hint="start where the model has a density, and check it for log(0) or overflow",
-        )
-    unit, first = 1 / unit_scaled(here.hessian)[0], position
-    while True:
+    position, exchanges, failed = np.asarray(start, np.float64), 1, ""
+    begin, here = position, report_fn(position)
+    first, step, decrement = here, np.zeros_like(position), np.inf
+    while here.finite:
         step, decrement = newton_step(here)
         if decrement <= tolerance:
             break
         if exchanges >= max_exchanges:
-            raise _no_mode(f"no mode found in {exchanges} exchanges", decrement, step, parameters)
+            failed = f"no mode found in {exchanges} exchanges"
+            break
         trial = report_fn(position + step)
         exchanges += 1
         if not _goes_down(here, trial, step, decrement):
@@ -350,26 +198,45 @@ def find_mode(
             best = int(np.argmin(values))
             exchanges += 1
             if not values[best] < here.value:
-                raise _no_mode("no step goes down", decrement, step, parameters)
+                failed = "no step goes down"
+                break
             step = _LADDER[best] * step
             trial = report_fn(position + step)
             exchanges += 1
-            if not _finite(trial):
-                raise _no_mode("the derivatives are not finite on the way", decrement, step, parameters)
         position, here = position + step, trial
-    way = 1 + float(np.max(np.abs(position - first) / unit))
-    if np.max(np.abs(step) / unit) > _RUNNING * way:
-        raise _no_mode("the energy has no minimum: it falls on and on", decrement, step, parameters)
-    _check_curved(here.hessian, unit, parameters)
-    return position, here, exchanges
+    if not here.finite:
+        failed = "the derivatives are not finite on the way"
+    return Descent(begin, position, here, first, step, decrement, exchanges, failed)
 
 
-def _finite(report: Report) -> bool:
-    return all(bool(np.all(np.isfinite(part))) for part in report)
-
-
-def _sizes(values: Array) -> Array:
-    return np.maximum(np.abs(values), 1e-10 * np.abs(values).max() or 1.0)
+def check_mode(found: Descent, parameters: Sequence[str] = ()) -> None:
+    """Raise ``DataError`` if steps did not reach a mode, or the energy is flat there."""
+    if not found.first.finite:
+        raise DataError(
+            f"the energy or its derivatives are not finite at the start (energy {found.first.value})",
+            hint="start where the model has a density, and check it for log(0) or overflow",
+        )
+    unit = 1 / unit_scaled(found.first.hessian)[0]
+    way = 1 + float(np.max(np.abs(found.position - found.start) / unit))
+    failed = found.failed
+    if not failed and np.max(np.abs(found.step) / unit) > _RUNNING * way:
+        failed = "the energy has no minimum: it falls on and on"
+    if failed:
+        raise DataError(
+            f"{failed}; the last step was {found.decrement:.3g} posterior standard deviations"
+            f"{_along(found.step, parameters)}",
+            hint="a feature that separates the outcomes does this under a flat prior; a proper prior, "
+            "features on similar scales or another start help",
+        )
+    scale, values, vectors = unit_scaled(found.report.hessian)
+    left = scale * unit  # roots of the curvatures, against those at the start
+    if left.min() < 1e-6 or not values[0] > len(values) * 1e-13 * values[-1]:
+        direction = np.eye(len(left))[np.argmin(left)] if left.min() < 1e-6 else vectors[:, 0] / scale
+        raise DataError(
+            f"the posterior is flat where the search ended{_along(direction, parameters)}",
+            hint="a feature that repeats others or separates the outcomes does this; give every parameter a "
+            "proper prior",
+        )
 
 
 def unit_scaled(hessian: Array) -> tuple[Array, Array, Array]:
@@ -383,45 +250,23 @@ def unit_scaled(hessian: Array) -> tuple[Array, Array, Array]:
 def newton_step(here: Report) -> tuple[Array, float]:
     """Newton step down an energy, eigenvalues taken by size, and its length in posterior sds."""
     scale, values, vectors = unit_scaled(here.hessian)
-    along, sizes = vectors.T @ (here.gradient / scale), _sizes(values)
+    along = vectors.T @ (here.gradient / scale)
+    sizes = np.maximum(np.abs(values), 1e-10 * np.abs(values).max() or 1.0)
     return -(vectors @ (along / sizes)) / scale, float(np.sqrt(np.sum(along**2 / sizes)))
 
 
 def _goes_down(here: Report, trial: Report, step: Array, decrement: float) -> bool:
-    if not _finite(trial):
+    if not trial.finite:
         return False
     # close to the mode the change of the energy drowns in its rounding; the gradient still tells
     closer = decrement <= _CLOSE and newton_step(trial)[1] < decrement / 2
     return closer or trial.value <= here.value + 1e-4 * float(here.gradient @ step)
 
 
-def _check_curved(hessian: Array, unit: Array, parameters: Sequence[str]) -> None:
-    scale, values, vectors = unit_scaled(hessian)
-    direction = vectors[:, 0] / scale
-    left = scale * unit  # roots of the curvatures, against those at the start
-    if left.min() < 1e-6:
-        direction = np.eye(len(left))[np.argmin(left)]
-    elif values[0] > len(values) * 1e-13 * values[-1]:
-        return
-    raise DataError(
-        f"the posterior is flat where the search ended{_along(direction, parameters)}",
-        hint="a feature that repeats others or separates the outcomes does this; give every parameter a "
-        "proper prior",
-    )
-
-
 def _along(direction: Array, parameters: Sequence[str]) -> str:
     size = np.abs(direction)
     most = [int(i) for i in np.argsort(-size)[:3] if size[i] > 0.1 * size.max()]
     return f" (along {', '.join(parameters[i] for i in most)})" if parameters else ""
-
-
-def _no_mode(what: str, decrement: float, step: Array, parameters: Sequence[str]) -> DataError:
-    return DataError(
-        f"{what}; the last step was {decrement:.3g} posterior standard deviations{_along(step, parameters)}",
-        hint="a feature that separates the outcomes does this under a flat prior; a proper prior, features "
-        "on similar scales or another start help",
-    )
 
 
 def prepare(model: Model, data: FederatedData, *, start: ArrayLike | None = None) -> Preparation:
@@ -442,7 +287,7 @@ def prepare(model: Model, data: FederatedData, *, start: ArrayLike | None = None
     Raises
     ------
     DataError
-        As in ``find_mode``, or if the model has too many parameters.
+        As in ``check_mode``, or if the model has too many parameters.
 
     Notes
     -----
@@ -458,30 +303,29 @@ def prepare(model: Model, data: FederatedData, *, start: ArrayLike | None = None
     """
     if model.check_fn is not None:
         model.check_fn(data)
-    _check_dim(model)
-    rows, size = [data.client(name) for name in data.names], block_size(data.sizes)
+    check_dim(model)
+    sites = [make_site(model, data.client(name), name) for name in data.names]
     first = np.asarray(model.flat_initial_position if start is None else start, np.float64)
     if first.shape != (model.dim,):
         raise DataError(f"start must have shape ({model.dim},); got {first.shape}")
 
     def report_fn(position: Array) -> Report:
-        reports = [client_report(model, own, position, size) for own in rows]
-        return total([*reports, prior_report(model, position)])
+        return total([*(client_report(site, position) for site in sites), prior_report(model, position)])
 
     def values_fn(positions: Array) -> Array:
-        with jax.enable_x64(True):
-            prior = jax.lax.map(model.flat_logprior, jnp.asarray(positions))
-        return sum((client_values(model, own, positions, size) for own in rows), start=-np.asarray(prior))
+        prior = prior_gradients(model, positions)[0]
+        return -sum((log_likelihoods(site, positions) for site in sites), start=prior)
 
     parameters = tuple(model.parameter_names)
-    mode, here, exchanges = find_mode(report_fn, values_fn, first, parameters=parameters)
+    found = descend(report_fn, values_fn, first)
+    check_mode(found, parameters)
     return Preparation(
-        mode=mode,
+        mode=found.position,
         start=first,
-        hessian=here.hessian,
-        local=tuple(client_model(model, own, mode, data.num_rows, size) for own in rows),
+        hessian=found.report.hessian,
+        local=tuple(client_model(site, found.position, data.num_rows) for site in sites),
         sizes=np.asarray(data.sizes, float),
         clients=data.names,
         parameters=parameters,
-        num_exchanges=exchanges + 1,
+        num_exchanges=found.exchanges + 1,
     )

@@ -25,33 +25,18 @@ _MOST_EVALUATIONS = 2000
 
 
 class Extremes(NamedTuple):
-    """Where the mode is, how far the start is from it, and the curvatures of the posterior.
+    """Where the mode is, how far the start is from it, and the curvatures of the posterior."""
 
-    Attributes
-    ----------
-    mode
-        (d,) θ*.
-    distance
-        ‖start − θ*‖.
-    least, largest
-        Least eigenvalue of ∇²f(θ*), and the largest of those at the mode and at the start.
-    """
-
-    mode: Array
-    distance: float
-    least: float
-    largest: float
+    mode: Array  # (d,) θ*
+    distance: float  # ‖start − θ*‖
+    least: float  # eigenvalue of ∇²f(θ*)
+    largest: float  # of the eigenvalues at the mode and at the start
 
 
 def extremes(model: Model, data: FederatedData, start: ArrayLike | None = None) -> Extremes:
-    """Find the mode by L-BFGS and the extreme curvatures by Lanczos' method.
+    """Find the mode by L-BFGS, from ``start`` (d,), and the extreme curvatures by Lanczos' method.
 
-    Parameters
-    ----------
-    model, data
-        The model, and the rows of each client. Only sums over rows are used.
-    start
-        (d,) flat position to start from; the model's own unless given.
+    Only sums over rows are used.
 
     Raises
     ------
@@ -104,8 +89,8 @@ def _curvatures(site: Site, theta: Array) -> tuple[float, float]:
     def product(vector: Array) -> Array:
         return -hessian_products(site, theta, vector) - _prior_product(site.model, theta, vector)
 
-    rng = np.random.default_rng(0)
-    basis = [_unit(rng.standard_normal(len(theta)))]
+    first = np.random.default_rng(0).standard_normal(len(theta))
+    basis = [first / np.linalg.norm(first)]
     diagonal, beside = [], []
     for _ in range(min(len(theta), _MOST_STEPS)):
         image = product(basis[-1])
@@ -126,7 +111,3 @@ def _prior_product(model: Model, theta: Array, vector: Array) -> Array:
     with jax.enable_x64(True):
         at, along = (jnp.asarray(np.asarray(a, np.float64)) for a in (theta, vector))
         return np.asarray(jax.jvp(jax.grad(model.flat_logprior), (at,), (along,))[1])
-
-
-def _unit(vector: Array) -> Array:
-    return vector / np.linalg.norm(vector)

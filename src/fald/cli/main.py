@@ -15,7 +15,7 @@ import typer
 
 from fald import report as reports
 from fald.cli.federation import app as federation_app
-from fald.cli.options import Json, Level, Quiet, Run, Settings, Strict, StudyFile
+from fald.cli.options import Json, Level, Method, Quiet, Run, Settings, Strict, StudyFile
 from fald.core.errors import ConfigError, ExitCode, FaldError, Interrupted
 from fald.core.files import write_atomically
 from fald.core.registry import Registry
@@ -27,7 +27,7 @@ from fald.report import privacy as privacy_commands
 from fald.results import text as tables
 from fald.results.terminal import drift_text, rounds_text, text
 from fald.results.tree import check_level
-from fald.study.datasets import load_bundled_study
+from fald.study.datasets import study_path
 from fald.study.folder import forget_run, next_steps, open_run, read_study
 from fald.study.precision import set_precision
 from fald.study.review import examine_run, predict_table
@@ -54,6 +54,7 @@ app = typer.Typer(
 
 @app.command()
 def demo(
+    method: Method = None,
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("fald-demo"),
     as_json: Json = False,
     quiet: Quiet = False,
@@ -61,8 +62,10 @@ def demo(
     """Analyse the bundled four-hospital trial.
 
     Example: fald demo
+
+    Example: fald demo --method fa-ld
     """
-    study = load_bundled_study("indo")
+    study = load_study(study_path("indo"), _chosen(method))
     ours = out.is_dir() and ((out / "study.json").exists() or not any(out.iterdir()))
     if out.exists() and not ours:
         raise ConfigError(f"{out} exists and is not an earlier demo", hint="choose another folder with --out")
@@ -73,21 +76,20 @@ def demo(
         low, high = row["odds ratio 2.5%"], row["odds ratio 97.5%"]
         print(
             f"\nIndomethacin multiplies the odds of pancreatitis by {row['odds ratio']:.2f} "
-            f"(95% credible interval {low:.2f} to {high:.2f}).\n"
-            f"{_plain_cost(run)}\n"
-            f"Next: open {out / 'report.html'} in a browser, or fald new for a study of your own."
+            f"(95% credible interval {low:.2f} to {high:.2f})."
         )
-
-
-def _plain_cost(run: RunOf) -> str:
-    made = plan_report.plan_study(run.study, data=run.examined.data)
-    cost = f"about {made.best.num_rounds:,} rounds of {made.goal.num_chains} chains"
-    return f"Plain FA-LD would need {cost} for this accuracy (fald plan says why)."
+        if method is None:
+            print(
+                "The same by federated averaging Langevin dynamics (FA-LD), the sampler for networks,\n"
+                "minibatches, sites that take turns and private runs: fald demo --method fa-ld"
+            )
+        print(f"Next: open {out / 'report.html'} in a browser, or fald new for a study of your own.")
 
 
 @app.command()
 def run(
     study: StudyFile,
+    method: Method = None,
     settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results (default: runs/STUDY).", show_default=False)
@@ -106,9 +108,11 @@ def run(
 
     Example: fald run study.toml --set step-size=1e-4 --out results
 
+    Example: fald run study.toml --method fa-ld
+
     Example: fald run study.toml --federation trial
     """
-    loaded = load_study(study, settings or [])
+    loaded = load_study(study, [*(settings or []), *_chosen(method)])
     out = out or Path("runs") / study.stem
     _finish(
         loaded, out, resume=resume, as_json=as_json, quiet=quiet, strict=strict, level=level,
@@ -357,6 +361,11 @@ def _use_compilation_cache() -> None:
     jax.config.update("jax_compilation_cache_dir", str(root / "fald" / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _chosen(method: str | None) -> list[str]:
+    """The method of a run as a setting of its study."""
+    return [] if method is None else [f"fit.method={json.dumps(method)}"]
 
 
 def _finish(

@@ -23,6 +23,13 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.", autocompletion=_keys),
 ]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        help="importance, corrected, or fa-ld with planned settings (default: the study's).",
+        show_default=False,
+    ),
+]
 Level = Annotated[float, typer.Option(help="Probability of intervals.")]
 Host = Annotated[str, typer.Option(help="Address to serve on; others than this machine's are open to all.")]
 Port = Annotated[int, typer.Option(help="Port to serve on; 0: a free one.")]

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 from fald.core.errors import ConfigError
 
 
-def check_number(name: str, value: Any, low: float, high: float, *, rule: str) -> float:
-    """Return ``value`` as a float within limits, or raise ``ConfigError`` naming it.
-
-    Examples
-    --------
-    >>> check_number("correlation", 1, 0, 1, rule="between 0 and 1")
-    1.0
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{name} must be {rule}; got {value!r}")
-    if not low <= value <= high:
+def check_number(name: str, value: Any, low: float = 0, high: float = math.inf, *, rule: str) -> float:
+    """Return ``value`` as a float within limits, or raise ``ConfigError`` naming it."""
+    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not (number and low <= float(value) <= high):
         raise ConfigError(f"{name} must be {rule}; got {value!r}")
     return float(value)
 
@@ -34,13 +28,7 @@ def check_probability(name: str, value: Any) -> float:
 
 
 def check_count(name: str, value: Any, least: int = 1) -> int:
-    """Return ``value`` as an int ≥ ``least``, or raise ``ConfigError`` naming it.
-
-    Examples
-    --------
-    >>> check_count("local-steps", 3.0)
-    3
-    """
+    """Return ``value``, such as 3.0, as an int ≥ ``least``, or raise ``ConfigError`` naming it."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

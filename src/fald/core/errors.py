@@ -50,6 +50,7 @@ class FaldError(Exception):
     """
 
     exit_code: ExitCode = ExitCode.INTERNAL
+    tree = None  # the draws kept so far, where a run has ended early
 
     def __init__(self, message: str, hint: str = ""):
         super().__init__(message)
@@ -76,7 +77,6 @@ class NonFiniteError(FaldError):
     """The chain left the finite numbers; ``tree`` holds the draws kept before that."""
 
     exit_code = ExitCode.NON_FINITE
-    tree = None
 
 
 class DiagnosticsError(FaldError):
@@ -89,14 +89,12 @@ class PrivacyError(FaldError):
     """A privacy budget would be exceeded, or the request gives no privacy."""
 
     exit_code = ExitCode.PRIVACY
-    tree = None
 
 
 class FederationError(FaldError):
     """A site or the transport between sites failed."""
 
     exit_code = ExitCode.FEDERATION
-    tree = None
 
 
 class SecureSumError(FederationError):
@@ -111,11 +109,9 @@ class StorageError(FaldError):
     """A file of a run cannot be written or read back."""
 
     exit_code = ExitCode.STORAGE
-    tree = None
 
 
 class Interrupted(FaldError):  # noqa: N818 - it is no error of anybody's
     """The user stopped the run; ``tree`` holds the draws kept so far."""
 
     exit_code = ExitCode.INTERRUPTED
-    tree = None

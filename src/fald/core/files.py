@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import io
 import os
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fald.core.errors import StorageError
+from fald.core.errors import ConfigError, StorageError
+
+try:
+    import fcntl
+except ImportError:  # a system without file locks: nobody is kept out
+    fcntl = None
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
@@ -83,6 +91,75 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(file)
+
+
+@contextlib.contextmanager
+def sole_owner(folder: Path, name: str = "run.lock", patience: float = 0.0) -> Iterator[None]:
+    """Keep every other process out of a folder while the block runs, by the lock of a file in it.
+
+    The operating system frees the lock when the process ends, however it ends.
+
+    Parameters
+    ----------
+    folder
+        The folder; made if it does not exist, and removed if nothing else was put into it.
+    name
+        The file.
+    patience
+        Seconds to wait for whoever is about to leave.
+
+    Raises
+    ------
+    ConfigError
+        If another process has the folder, with its number, machine and time.
+    """
+    path, end, made = folder / name, time.monotonic() + patience, not folder.exists()
+    while not _taken(file := _opened(path), path):
+        holder = os.pread(file, 200, 0).decode(errors="replace").strip() or "another process"
+        os.close(file)
+        if time.monotonic() >= end:
+            raise ConfigError(
+                f"{folder} is in use by {holder}",
+                hint="wait for its end or stop it, or choose another folder with --out",
+            )
+        time.sleep(0.1)
+    try:
+        now = datetime.datetime.now().isoformat(sep=" ", timespec="seconds")
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}, since {now}\n".encode(), 0)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+            if made:
+                folder.rmdir()
+        os.close(file)
+
+
+def _opened(path: Path) -> int:
+    try:
+        for _ in range(100):  # whoever leaves may remove the folder in between
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        raise FileNotFoundError(errno.ENOENT, "it vanishes again and again", str(path))
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to the folder {path.parent}: {error.strerror}", hint="choose another with --out"
+        ) from error
+
+
+def _taken(file: int, path: Path) -> bool:
+    """Whether the lock of an open file is ours now, and the file still the one at its path."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network folders have no locks
+        return True
+    return path.exists() and os.fstat(file).st_ino == path.stat().st_ino
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

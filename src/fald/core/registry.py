@@ -49,16 +49,7 @@ class Registry(Mapping[str, Any]):
                 known.append(point)
         return {name: points for name, points in found.items() if points}
 
-    @functools.cached_property
-    def _loaded(self) -> dict[str, Any]:
-        return {}
-
     def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
-            self._loaded[name] = self._load(name)
-        return self._loaded[name]
-
-    def _load(self, name: str) -> Any:
         if name in self._own:
             module, _, attribute = self._own[name].partition(":")
             return getattr(import_module(module), attribute)

@@ -16,7 +16,7 @@ from fald.core.errors import PolicyError
 
 
 @dataclass(frozen=True)
-class Kind:
+class KindOfNumber:
     """One kind of number.
 
     Attributes
@@ -40,21 +40,21 @@ class Kind:
     power: int = 0
 
 
-KINDS: Mapping[str, Kind] = {
-    "nothing": Kind("zeros in the place of a number that it keeps", 0),
-    "count": Kind("how many bytes and gradients its round took", 0),
-    "value": Kind("its log likelihood at given parameters", 0, grid=12),
-    "point": Kind("the parameters at which it was asked", 1),
-    "position": Kind("where its own steps ended", 1),
-    "quantised": Kind("where its own steps or its gradient lead, rounded to few levels", 1),
-    "whitened": Kind("where its own steps ended, in posterior sds", 1, grid=20),
-    "gradient": Kind("the gradient over its rows", 1, grid=12, power=-1),
-    "shift": Kind("the linear term of a Gaussian fitted to its rows", 1, grid=12, power=-1),
-    "mode": Kind("its own best parameters", 1, grid=12, power=1),
-    "hessian": Kind("second derivatives over its rows", 2, curvature=True, grid=12, power=-1),
-    "precision": Kind("the precision of a Gaussian fitted to its rows", 2, True, grid=12, power=-1),
-    "square": Kind("products of its own best parameters", 2, curvature=True, grid=12, power=1),
-    "leverage": Kind("its share of the curvature of the posterior", 0, curvature=True, grid=30),
+KINDS: Mapping[str, KindOfNumber] = {
+    "nothing": KindOfNumber("zeros in the place of a number that it keeps", 0),
+    "count": KindOfNumber("how many bytes and gradients its round took", 0),
+    "value": KindOfNumber("its log likelihood at given parameters", 0, grid=12),
+    "point": KindOfNumber("the parameters at which it was asked", 1),
+    "position": KindOfNumber("where its own steps ended", 1),
+    "quantised": KindOfNumber("where its own steps or its gradient lead, rounded to few levels", 1),
+    "whitened": KindOfNumber("where its own steps ended, in posterior sds", 1, grid=20),
+    "gradient": KindOfNumber("the gradient over its rows", 1, grid=12, power=-1),
+    "shift": KindOfNumber("the linear term of a Gaussian fitted to its rows", 1, grid=12, power=-1),
+    "mode": KindOfNumber("its own best parameters", 1, grid=12, power=1),
+    "hessian": KindOfNumber("second derivatives over its rows", 2, curvature=True, grid=12, power=-1),
+    "precision": KindOfNumber("the precision of a Gaussian fitted to its rows", 2, True, grid=12, power=-1),
+    "square": KindOfNumber("products of its own best parameters", 2, curvature=True, grid=12, power=1),
+    "leverage": KindOfNumber("its share of the curvature of the posterior", 0, curvature=True, grid=30),
 }
 
 
@@ -130,18 +130,9 @@ def shows_curvature(kinds: Iterable[str]) -> bool:
 
 
 def check_upload(reveals: Reveals, arrays: Sequence[Any], counts: Sequence[Any], dim: int) -> None:
-    """Refuse an upload that is not what was declared.
+    """Refuse an upload that is not what was declared; ``counts`` is what it says of its costs.
 
-    Parameters
-    ----------
-    reveals
-        The declaration.
-    arrays
-        Arrays of the upload in their order, chains in front.
-    counts
-        What it says of its costs, chains in front.
-    dim
-        Number of parameters.
+    Arrays of the upload come in their order, chains in front.
 
     Raises
     ------

@@ -26,13 +26,7 @@ def as_floats(tree: PyTree) -> PyTree:
 
 
 def sum_last(array: jax.Array) -> jax.Array:
-    """Sum over the last axis; written out where it is short, because a reduction of a few numbers is slow.
-
-    Examples
-    --------
-    >>> sum_last(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
-    [3.0, 7.0]
-    """
+    """Sum over the last axis; written out where it is short, because a reduction of a few numbers is slow."""
     if not 0 < array.shape[-1] <= 4:
         return jnp.sum(array, axis=-1)
     return sum((array[..., i] for i in range(1, array.shape[-1])), start=array[..., 0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -95,14 +96,18 @@ def _read(content: memoryview) -> Message:
     if content[:start] != _MARK or length > _MOST_HEADER:
         raise ValueError
     place = start + 4 + length
-    header = json.loads(bytes(content[start + 4 : place]))
+    header = json.loads(bytes(content[start + 4 : place]), object_pairs_hook=_once)
+    json.dumps(header, ensure_ascii=False).encode()  # half a character is no text
+    if set(header) != {"kind", "values", "arrays"}:
+        raise ValueError
     arrays: dict[str, Array] = {}
     for name, kind, shape in header["arrays"]:
-        if kind not in _TYPES or name in arrays or any(type(n) is not int or n < 0 for n in shape):
+        fits = isinstance(name, str) and name not in arrays and kind in _TYPES
+        if not fits or any(type(n) is not int or n < 0 for n in shape):
             raise ValueError
         dtype = np.dtype(kind).newbyteorder("<")
-        size = dtype.itemsize * int(np.prod(shape, dtype=object))
-        if place + size > len(content):
+        size = dtype.itemsize * math.prod(shape)
+        if kind == "bool" and np.any(np.frombuffer(content[place : place + size], np.uint8) > 1):
             raise ValueError
         part = np.frombuffer(content[place : place + size], dtype).reshape(shape)
         arrays[name] = part.astype(np.dtype(kind))
@@ -110,6 +115,14 @@ def _read(content: memoryview) -> Message:
     if place != len(content) or not isinstance(header["values"], dict) or not isinstance(header["kind"], str):
         raise ValueError
     return Message(header["kind"], header["values"], arrays)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON in which no name stands twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError
+    return found
 
 
 def digest(content: bytes) -> bytes:

@@ -154,19 +154,19 @@ def choose(model: Model, method: FitMethod = "auto", *, curvature: bool = True) 
     --------
     >>> import fald
     >>> choose(fald.models.logistic_regression(2000))
-    ('langevin', 'plain FA-LD, because the model has 2001 parameters, more than 1000')
+    ('fa-ld', 'plain FA-LD, because the model has 2001 parameters, more than 1000')
     """
     if method not in FIT_METHODS:
         raise ConfigError(
             f"method must be one of {', '.join(FIT_METHODS)}; got {method!r}", hint="auto is usual"
         )
-    if method == "langevin":
-        return "langevin", "plain FA-LD, as asked for"
+    if method == "fa-ld":
+        return "fa-ld", "plain FA-LD, as asked for"
     if model.dim > MAX_DIM:
         found = f"the model has {model.dim} parameters, more than {MAX_DIM}"
         if method != "auto":
-            raise ConfigError(f"method {method!r} cannot be used: {found}", hint="use method='langevin'")
-        return "langevin", f"plain FA-LD, because {found}"
+            raise ConfigError(f"method {method!r} cannot be used: {found}", hint="use method='fa-ld'")
+        return "fa-ld", f"plain FA-LD, because {found}"
     if method == "corrected":
         if not curvature:
             raise ConfigError("method 'corrected' needs Hessians", hint="use method='importance'")
@@ -191,7 +191,7 @@ def few_round_settings(
         If it takes none, or cannot do what was asked of it.
     """
     chosen, why = choose(model, method, curvature=curvature)
-    if chosen == "langevin":
+    if chosen == "fa-ld":
         raise ConfigError(f"no few-round method: {why}", hint="give the study a [sampler] section")
     return FewRoundSettings(chosen, tolerance_of(accuracy), max_rounds, curvature, go_on=method == "auto")
 

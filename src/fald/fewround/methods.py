@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-FitMethod = Literal["auto", "importance", "corrected", "langevin"]
+FitMethod = Literal["auto", "importance", "corrected", "fa-ld"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ FIT_METHODS: Mapping[str, FewRound] = {
     "auto": _IMPORTANCE,  # and split-HMC, whose requests are among these
     "importance": _IMPORTANCE,
     "corrected": FewRound(("point", "state", "anchor", "step")),
-    "langevin": FewRound(),  # planned from the rows, so that it asks no site
+    "fa-ld": FewRound(),  # planned from the rows, so that it asks no site
 }
 
 # what results call a method, by what an outcome says of itself
@@ -41,7 +41,6 @@ NAMES = {
     "importance": "adaptive importance sampling",
     "split-hmc": "adaptive importance sampling, then split-HMC",
     "corrected-langevin": "corrected federated Langevin dynamics with a certified end",
-    "langevin": "federated averaging Langevin dynamics (FA-LD)",
 }
 
 

@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.calculus.mode import Report, newton_step
+from fald.calculus.mode import descend
 from fald.calculus.sums import (
+    Report,
     Site,
     gradients,
     hessians,
@@ -104,7 +105,6 @@ ANSWERS: Mapping[str, Answered] = {
 }
 ARRAYS = {name: each for answered in ANSWERS.values() for name, each in answered.arrays.items()}
 REVEALS = {kind: answered.says for kind, answered in ANSWERS.items()}
-_LADDER = 2.0 ** -np.arange(1, 13)
 
 
 def asked(request: Request) -> list[str]:
@@ -306,7 +306,7 @@ def _positive_part(matrix: Array) -> Array:
     return (vectors * np.maximum(values, 0)) @ vectors.T * np.outer(scale, scale)
 
 
-def _own_mode(site: Site, start: Array, most: int = 30) -> Array | None:
+def _own_mode(site: Site, start: Array) -> Array | None:
     """Mode of the prior times this site's likelihood, by damped Newton steps; None when not found."""
     # a little off the start, which may be a point of symmetry
     theta = np.asarray(start, float) + 1e-3 * np.cos(1.0 + np.arange(len(start)))
@@ -316,23 +316,8 @@ def _own_mode(site: Site, start: Array, most: int = 30) -> Array | None:
         value, grad, second = (-(a[0] + b[0]) for a, b in zip(own, prior))
         return Report(float(value), grad, second)
 
-    here = report(theta)
-    for _ in range(most):
-        if not (
-            np.isfinite(here.value) and np.isfinite(here.gradient).all() and np.isfinite(here.hessian).all()
-        ):
-            return None
-        step, decrement = newton_step(here)
-        if decrement < 1e-4:
-            break
-        trial = report(theta + step)
-        if not trial.value < here.value:
-            places = theta + _LADDER[:, None] * step
-            energies = -log_likelihoods(site, places) - prior_gradients(site.model, places)[0]
-            best = int(np.argmin(np.where(np.isfinite(energies), energies, np.inf)))
-            if not energies[best] < here.value:
-                break
-            step = _LADDER[best] * step
-            trial = report(theta + step)
-        theta, here = theta + step, trial
-    return theta
+    def values(places: Array) -> Array:
+        return -log_likelihoods(site, places) - prior_gradients(site.model, places)[0]
+
+    found = descend(report, values, theta, tolerance=1e-4, max_exchanges=60)
+    return found.position if found.report.finite else None

@@ -63,7 +63,7 @@ def local_steps(site: Site, request: Mapping[str, Array]) -> Array:
         ended = _integrate(
             site.model,
             bool(request["step_inertial"]),
-            site.parts,
+            tuple(site.parts),
             jnp.asarray(np.stack([z, v])),
             jnp.asarray(noise),
             jnp.asarray(mean),

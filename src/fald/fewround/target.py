@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.calculus.mode import Report, newton_step, unit_scaled
-from fald.calculus.sums import prior_derivatives, prior_gradients
+from fald.calculus.mode import descend, newton_step, unit_scaled
+from fald.calculus.sums import Report, prior_derivatives, prior_gradients
 from fald.fewround.site import Answer
 from fald.problem.model import Model
 
@@ -26,9 +26,7 @@ class Derivatives(NamedTuple):
     @property
     def finite(self) -> bool:
         """Whether all of it is finite."""
-        return bool(
-            np.isfinite(self.value) and np.isfinite(self.gradient).all() and np.isfinite(self.hessian).all()
-        )
+        return Report(self.value, self.gradient, self.hessian).finite
 
     def newton(self) -> tuple[Array, float]:
         """Newton step uphill, and its length in posterior standard deviations."""
@@ -135,28 +133,21 @@ class Target:
 
     def quadratic_mode(self, precision: Array, shift: Array, start: Array) -> tuple[Array, Array] | None:
         """Mode and covariance of prior × exp(−½θᵀAθ + bᵀθ), which the server finds alone."""
-        position = start
-        value, grad, second = (part[0] for part in prior_derivatives(self.model, position[None]))
-        for _ in range(50):
-            here = Derivatives(
-                position,
-                float(value + shift @ position - position @ precision @ position / 2),
-                grad + shift - precision @ position,
-                second - precision,
-            )
-            if not here.finite:
-                return None
-            step, decrement = here.newton()
-            if decrement < 1e-6:
-                break
-            for factor in (1.0, 0.5, 0.25, 0.1, 0.02):
-                trial = position + factor * step
-                value, grad, second = (part[0] for part in prior_derivatives(self.model, trial[None]))
-                level = value + shift @ trial - trial @ precision @ trial / 2
-                if np.isfinite(level) and level >= here.value:
-                    break
-            position = trial
-        return position, here.covariance()
+
+        def report(theta: Array) -> Report:
+            value, grad, second = (part[0] for part in prior_derivatives(self.model, theta[None]))
+            energy = theta @ precision @ theta / 2 - shift @ theta - value
+            return Report(float(energy), precision @ theta - shift - grad, precision - second)
+
+        def values(places: Array) -> Array:
+            own = np.einsum("mi,ij,mj->m", places, precision, places) / 2 - places @ shift
+            return own - prior_gradients(self.model, places)[0]
+
+        found = descend(report, values, start, tolerance=1e-6)
+        if not found.report.finite:
+            return None
+        here = Derivatives(found.position, -found.report.value, -found.report.gradient, -found.report.hessian)
+        return here.position, here.covariance()
 
 
 def tidy(values: Array) -> Array:

@@ -21,17 +21,7 @@ from fald.runtime.records import Records, RunState
 
 
 class Asked(NamedTuple):
-    """What a run of chains was asked for.
-
-    Attributes
-    ----------
-    positions
-        (chains, dim) where chains start.
-    num_rounds
-        Rounds in total, those of a resumed checkpoint included.
-    privacy
-        What a private run asked for.
-    """
+    """Where chains start (chains, dim), rounds in total, those of a checkpoint included, and privacy."""
 
     positions: jax.Array
     num_rounds: int
@@ -41,20 +31,8 @@ class Asked(NamedTuple):
 class Chains:
     """The chains of a sampler.
 
-    Parameters
-    ----------
-    problem, engine
-        What to sample, and who does it.
-    asked
-        Where to start, how long to go on, and with what privacy.
-    build
-        Turns kept draws, the privacy guard (if any) and costs into the result; also used for the draws kept
-        by a run that fails.
-
-    Attributes
-    ----------
-    settling
-        What to say in the journal of the draws so far, now and then.
+    ``build`` turns kept draws, the privacy guard (if any) and costs into the result, also of a run that
+    fails; ``settling`` is what to say in the journal of the draws so far, now and then.
     """
 
     few = False
@@ -182,5 +160,4 @@ class Chains:
     def _built(self, records: list[Records], **costs: Any) -> Any:
         if not any(len(r.round) for r in records):
             return None
-        guard = {} if self._guard is None else {"guard": self._guard}
-        return self._build(records, **guard, **costs)
+        return self._build(records, guard=self._guard, **costs)

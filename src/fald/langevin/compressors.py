@@ -17,13 +17,14 @@ and representations of the integers", 1975.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fald.core.checks import check_probability
 from fald.core.errors import ConfigError
 from fald.core.keys import uniforms
 from fald.core.types import float_dtype
@@ -47,14 +48,11 @@ class Sparse(NamedTuple):
 class Compressor:
     """No compression: the vector travels as it is."""
 
-    @property
-    def name(self) -> str:
-        """What settings call it."""
-        return "none"
+    name: ClassVar[str] = "none"
 
     def settings(self) -> dict[str, Any] | str:
         """Plain values for the record."""
-        return self.name
+        return {"compressor": self.name, **asdict(self)} if fields(self) else self.name
 
     def variance(self, dim: int) -> float:
         """ω in E‖Q(v) − v‖² ≤ ω‖v‖²."""
@@ -87,14 +85,7 @@ class QSGD(Compressor):
 
     levels: int = 16
 
-    @property
-    def name(self) -> str:
-        """What settings call it."""
-        return "qsgd"
-
-    def settings(self) -> dict[str, Any]:
-        """Plain values for the record."""
-        return {"compressor": self.name, "levels": self.levels}
+    name = "qsgd"
 
     def variance(self, dim: int) -> float:
         """ω = min(d/s², √d/s)."""
@@ -149,14 +140,7 @@ class TopK(Compressor):
 
     fraction: float = 0.1
 
-    @property
-    def name(self) -> str:
-        """What settings call it."""
-        return "top-k"
-
-    def settings(self) -> dict[str, Any]:
-        """Plain values for the record."""
-        return {"compressor": self.name, "fraction": self.fraction}
+    name = "top-k"
 
     def kept(self, dim: int) -> int:
         """k, at least one."""
@@ -226,9 +210,7 @@ def top_k(fraction: float = 0.1) -> Compressor:
     >>> message.places.tolist(), message.values.tolist()
     ([1, 3], [-3.0, 2.0])
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
-        raise ConfigError(f"fraction must be above 0 and at most 1; got {fraction!r}")
-    return TopK(float(fraction))
+    return TopK(check_probability("fraction", fraction))
 
 
 def send(compressor: Compressor, rng_key: jax.Array, vector: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -15,20 +15,18 @@ import numpy as np
 
 from fald.core.types import PyTree
 from fald.langevin.engine import Problem
-from fald.langevin.method import Method, Spent
-from fald.settings.participation import Drawn, Participation
+from fald.langevin.method import Spent
+from fald.settings.participation import Drawn
 
 _WORD = 2**32
 
 
-def start(
-    method: Method, participation: Participation, dim: int, num_clients: int, num_chains: int
-) -> PyTree:
+def start(problem: Problem) -> PyTree:
     """Counters (clients, chains) of a run that has not begun; ``()`` where rounds say all."""
-    zeros = jnp.zeros((num_clients, num_chains), jnp.uint32)
-    if method.cost(dim).each is None:
+    zeros = jnp.zeros((problem.data.num_clients, problem.num_chains), jnp.uint32)
+    if problem.method.cost(problem.model.dim).each is None:
         return Spent(*[(zeros, zeros) for _ in Spent._fields])
-    return () if participation.scheme == "full" else zeros
+    return () if problem.participation.scheme == "full" else zeros
 
 
 def count(tally: PyTree, drawn: Drawn, spent: Any, num_clients: int) -> PyTree:

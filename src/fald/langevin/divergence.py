@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,20 +48,20 @@ def first_escape(
     if len(bad) and (failure is None or new.round[bad[0][0]] <= failure.round):
         draw, chain = (int(i) for i in bad[0])
         round_number = int(new.round[draw])
-        before = _position((problem, engine), state, round_number - 1, chain)
+        before = _position(problem, engine, state, (round_number - 1, chain))
         took_part = new.client[draw, chain][new.weight[draw, chain] > 0]
         client = _client_without_energy(problem, took_part.tolist(), before)
         # the position whose energy it is was the draw of the round before
         return Escape(round_number, chain, client, None, before, round_number - 2)
     if failure is None:
         return None
-    before = _position((problem, engine), state, failure.round - 1, failure.chain)
-    return Escape(failure.round, failure.chain, failure.client, failure.parameter, before, failure.round - 1)
+    before = _position(problem, engine, state, (failure.round - 1, failure.chain))
+    return Escape(*failure, before, failure.round - 1)
 
 
-def _position(who: tuple[Problem, Engine], state: RunState, round_number: int, chain: int) -> jax.Array:
-    """Position of a chain at the end of a round, by replaying rounds from ``state``."""
-    problem, engine = who
+def _position(problem: Problem, engine: Engine, state: RunState, where: tuple[int, int]) -> jax.Array:
+    """Position at the end of a round of a chain, by replaying rounds from ``state``."""
+    round_number, chain = where
     while state.round < round_number:
         size = min(round_number - state.round, engine.most_rounds(problem, state))
         state, _, _ = engine.advance(problem, state, size)
@@ -70,15 +70,13 @@ def _position(who: tuple[Problem, Engine], state: RunState, round_number: int, c
 
 def _client_without_energy(problem: Problem, clients: list[int], theta: jax.Array) -> int | None:
     data = problem.data
+    if not (data.present and np.isfinite(problem.model.flat_logprior(theta))):
+        return None
     capacity = int(data.sizes[clients].max())
     energy = energy_fn(problem.model, data.num_rows)
     value = jax.jit(lambda batch: energy(theta, batch))
-    if not (data.present and np.isfinite(problem.model.flat_logprior(theta))):
-        return None
-    for client in clients:
-        if not np.isfinite(value(client_rows(data, client, capacity))):
-            return client
-    return None
+    bad = (c for c in clients if not np.isfinite(value(client_rows(data, c, capacity))))
+    return next(bad, None)
 
 
 def up_to(records: Records, round_number: int) -> Records:
@@ -94,29 +92,23 @@ def explain(problem: Problem, positions: jax.Array, escape: Escape) -> FaldError
     def described(client: int) -> str:
         return f"client {data.names[client]!r} ({data.sizes[client]} of {data.num_rows} rows)"
 
-    if escape.client is not None:
-        where = described(escape.client)
-    else:
-        where = "the log prior" if escape.parameter is None else "the server's average"
-    values = np.asarray(escape.position, float)
     if escape.parameter is not None:
-        message = (
-            f"non-finite value in round {escape.round}, {where}, parameter {names[escape.parameter]!r}, "
-            f"chain {escape.chain}"
-        )
+        what, otherwise = "value", "the server's average"
+        tail = f"parameter {names[escape.parameter]!r}, chain {escape.chain}"
     else:
+        what, otherwise = "energy", "the log prior"
+        values = np.asarray(escape.position, float)
         largest = np.argsort(-np.abs(values), kind="stable")[:5]
         shown = ", ".join(f"{names[i]} = {values[i]:.4g}" for i in sorted(largest))
-        message = (
-            f"non-finite energy in round {escape.round}, {where}, chain {escape.chain}, "
-            f"with parameters {shown}"
-        )
+        tail = f"chain {escape.chain}, with parameters {shown}"
+    where = otherwise if escape.client is None else described(escape.client)
+    message = f"non-finite {what} in round {escape.round}, {where}, {tail}"
     step = _step_at(problem, escape.round)
     start = positions[escape.chain]
     worst, curvature = None, 0.0
     if shares_energy(problem):
-        places = (start, pooled_mode(problem.model, problem.data, start))
-        clients = _some(np.arange(problem.data.num_clients))
+        places = (start, pooled_mode(problem.model, data, start))
+        clients = _some(np.arange(data.num_clients))
         if escape.client is not None:
             clients = sorted({*clients, escape.client})
         worst, curvature = worst_curvature(problem, places, clients)
@@ -129,7 +121,7 @@ def explain(problem: Problem, positions: jax.Array, escape: Escape) -> FaldError
             f"{step * curvature:.2g}, so the step is not the likely cause",
             hint="check the model at such values: log of a negative number, division by zero, overflow",
         )
-    advice = "a schedule that stays below" if callable(_step_size(problem)) else "step-size"
+    advice = "a schedule that stays below" if callable(problem.method.about.step_size) else "step-size"
     return NonFiniteError(
         f"{message}: step-size {step:g} times the curvature {curvature:.4g} of {described(worst)} "
         f"is {step * curvature:.3g}, and steps are unstable above 2",
@@ -137,13 +129,9 @@ def explain(problem: Problem, positions: jax.Array, escape: Escape) -> FaldError
     )
 
 
-def _step_size(problem: Problem) -> Any:
-    return problem.method.about.step_size
-
-
 def _step_at(problem: Problem, round_number: int) -> float | None:
     """The largest step size up to the end of a round, as far as a few looks at a schedule tell."""
-    step_size = _step_size(problem)
+    step_size = problem.method.about.step_size
     if not callable(step_size):
         return step_size
     steps = np.unique(np.linspace(0, round_number * problem.method.about.local_steps - 1, 50).astype(int))

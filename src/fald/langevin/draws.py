@@ -23,6 +23,7 @@ def build_tree(
     problem: Problem,
     records: list[Records],
     settings: dict[str, Any],
+    *,
     guard: Guard | None = None,
     costs: Mapping[str, np.ndarray] | None = None,
 ) -> xr.DataTree:

@@ -36,6 +36,11 @@ class Problem:
     thinning: int
     secret_key: jax.Array | None = None
 
+    @property
+    def roots(self) -> tuple[jax.Array, jax.Array]:
+        """Roots of the keys that anybody may know, and of those that nobody may predict in a private run."""
+        return self.rng_key, self.rng_key if self.secret_key is None else self.secret_key
+
     def num_kept(self, num_rounds: int) -> int:
         """Draws kept by the end of round ``num_rounds``."""
         return max(0, num_rounds - self.num_warmup) // self.thinning

@@ -21,16 +21,16 @@ from fald.core.reveals import Reveals
 from fald.core.types import PyTree, StepSize, float_dtype
 from fald.langevin.client import Local
 from fald.langevin.compressors import Compressor, send
-from fald.langevin.method import Base, Cost, Method, Spent, Upload, numbers_as_bytes
+from fald.langevin.method import Cost, Method, Spent, Upload, numbers_as_bytes
 from fald.langevin.noise import NoiseScale, injected, langevin_steps, own_variance
 from fald.langevin.registry import with_law
 from fald.langevin.server import Server, average
-from fald.settings.fald import Setting, method_settings
+from fald.settings.fald import checked, method_settings
 
 
 @dataclass(frozen=True)
-class FALD(Base):
-    """The FA-LD method; made by ``fald``, ``sgld`` or ``fedavg`` below, which check the settings."""
+class FALD(Method):
+    """The FA-LD method; made by ``fald``, ``sgld`` or ``fedavg`` below."""
 
     local_steps: int
     step_size: StepSize
@@ -46,6 +46,14 @@ class FALD(Base):
     participation = "any"
     client_steps = True
 
+    def __post_init__(self) -> None:
+        for name in method_settings():
+            object.__setattr__(self, name, checked(name, getattr(self, name)))
+        if not (self.compressor is None or isinstance(self.compressor, Compressor)):
+            raise ConfigError(
+                f"compressor must come from fald.compressors; got {self.compressor!r}", hint="qsgd(16)"
+            )
+
     def _sent(self) -> Reveals:
         """Positions and energies, of which only sums are needed; a private client keeps its energy."""
         plain = self.compressor is None
@@ -55,44 +63,32 @@ class FALD(Base):
     reveals = property(_sent)  # not by a decorator: derived methods put their own declaration in its place
 
     def split(self) -> tuple[Self, dict[str, Any]]:
-        """Apart: K, τ, ρ and a constant η. What shapes the computation stays: noises, schedule, batch."""
-        numbers = {
-            "local_steps": jnp.asarray(self.local_steps, jnp.int32),
-            "temperature": jnp.asarray(self.temperature, float_dtype()),
-            "correlation": jnp.asarray(self.correlation, float_dtype()),
-        }
-        if not callable(self.step_size):
-            numbers["step_size"] = jnp.asarray(self.step_size, float_dtype())
-        if self.clip_norm is not None:
-            numbers["clip_norm"] = jnp.asarray(self.clip_norm, float_dtype())
-        correlation = self.correlation if self.correlation in (0, 1) else 0.5
+        """Apart: K, τ, ρ, the norm of clipping and a constant η. What shapes the computation stays."""
+        scheduled = callable(self.step_size)
+        names = ["temperature", "correlation"]
+        names += [] if scheduled else ["step_size"]
+        names += [] if self.clip_norm is None else ["clip_norm"]
+        numbers = {name: jnp.asarray(getattr(self, name), float_dtype()) for name in names}
         skeleton = replace(
             self,
             local_steps=1,
-            step_size=self.step_size if callable(self.step_size) else 1.0,
+            step_size=self.step_size if scheduled else 1.0,
             temperature=float(self.temperature > 0),
-            correlation=float(correlation),
+            correlation=float(self.correlation if self.correlation in (0, 1) else 0.5),
             clip_norm=None if self.clip_norm is None else 1.0,
             name="",
         )
-        return skeleton, numbers
+        return skeleton, {"local_steps": jnp.asarray(self.local_steps, jnp.int32), **numbers}
 
     def settings(self) -> dict[str, Any]:
         """Settings as plain values."""
-        step = self.step_size
+        own = {f.name: getattr(self, f.name) for f in fields(FALD) if f.name in method_settings()}
+        step: Any = self.step_size
         if callable(step):
-            step = {"schedule": type(step).__name__, **(asdict(step) if is_dataclass(step) else {})}  # type: ignore[arg-type]
-        return {
-            "method": self.name,
-            "local_steps": self.local_steps,
-            "step_size": step,
-            "temperature": self.temperature,
-            "correlation": self.correlation,
-            "noise": self.noise,
-            "batch_size": self.batch_size,
-            "clip_norm": self.clip_norm,
-            **({} if self.compressor is None else {"compressor": self.compressor.settings()}),
-        }
+            written = asdict(step) if is_dataclass(step) and not isinstance(step, type) else {}
+            own["step_size"] = {"schedule": type(step).__name__, **written}
+        compressed = {} if self.compressor is None else {"compressor": self.compressor.settings()}
+        return {"method": self.name, **own, **compressed}
 
     def without_energy(self) -> Self:
         """The same method with no energies in its uploads."""
@@ -126,12 +122,10 @@ class FALD(Base):
             if self.temperature == 0:
                 return 0.0
             return injected(
-                local.shared_key,
-                local.own_key,
+                local,
                 k,
                 start.shape[0],
-                step_size=step_size(k),
-                temperature=hyper["temperature"],
+                scale=jnp.sqrt(2 * step_size(k) * hyper["temperature"]),
                 correlation=hyper["correlation"],
                 variance=variance,
                 uses_shared=self.correlation > 0,
@@ -143,11 +137,9 @@ class FALD(Base):
 
         return langevin_steps(hyper["local_steps"], drift, noise, start)
 
-    def server_update(
-        self, hyper, state: PyTree, uploads: Upload, weights: jax.Array, server: Server
-    ) -> PyTree:
+    def server_update(self, hyper, state: PyTree, uploads: Upload, server: Server) -> PyTree:
         """The weighted average of the uploads."""
-        return average(uploads.position, weights)
+        return average(uploads.position, server.weights)
 
 
 def private(method: Method) -> FALD:
@@ -174,13 +166,6 @@ def variant(kind: type[Kind], made: FALD, **changes: Any) -> Kind:
     return kind(**{**{f.name: getattr(made, f.name) for f in fields(made)}, **changes})
 
 
-def check_compressor(compressor: Any) -> Compressor | None:
-    """Return a compressor or None, or raise ``ConfigError``."""
-    if compressor is None or isinstance(compressor, Compressor):
-        return compressor
-    raise ConfigError(f"compressor must come from fald.compressors; got {compressor!r}", hint="qsgd(16)")
-
-
 def fald(
     *,
     local_steps: int,
@@ -197,21 +182,8 @@ def fald(
 
     Parameters
     ----------
-    local_steps
-        K ≥ 1, steps between synchronisations.
-    step_size
-        η > 0, or a function from the step number (counted over all rounds) to η.
-    temperature
-        τ ≥ 0; the target is exp(−f/τ), and 0 turns the sampler into FedAvg.
-    correlation
-        ρ ∈ [0, 1], correlation of the injected noise between clients. ρ = 1 gives no privacy.
-    noise
-        ``"realised"`` or ``"paper"``, see ``noise.own_variance``.
-    batch_size
-        Rows per stochastic gradient, drawn without replacement; None for exact gradients.
-    clip_norm
-        Norm C to which the gradient of each row is cut, as privacy accounting needs it; the target
-        is then a pseudo-posterior. None: no clipping.
+    local_steps, step_size, temperature, correlation, noise, batch_size, clip_norm
+        As in ``fald.sample``. Temperature 0 turns the sampler into FedAvg; ρ = 1 gives no privacy.
     name
         What results call the method.
     compressor
@@ -223,18 +195,9 @@ def fald(
     >>> fald(local_steps=10, step_size=1e-3).name
     'fa-ld'
     """
-    made = Setting(
-        local_steps,
-        step_size,
-        correlation,
-        noise=noise,
-        temperature=temperature,
-        batch_size=batch_size,
-        clip_norm=clip_norm,
-    )
-    own = {name: getattr(made, name) for name in method_settings()}
-    called = "fedavg" if made.temperature == 0 and name == "fa-ld" else name
-    return FALD(**own, name=called, compressor=check_compressor(compressor))
+    own = FALD(local_steps, step_size, temperature, correlation, noise, batch_size, clip_norm)
+    called = "fedavg" if own.point_estimate and name == "fa-ld" else name
+    return replace(own, name=called, compressor=compressor)
 
 
 def sgld(*, step_size: StepSize, temperature: float = 1.0, batch_size: int | None = None) -> FALD:

@@ -36,7 +36,8 @@ def settings_of_run(
     step_size: Any = own.pop("step_size")
     if callable(about.step_size):
         schedule = np.array([about.step_size(k) for k in range(steps)], float)
-        step_size = np.append(schedule, np.full(lost_rounds * int(method["local_steps"]), schedule.max()))
+        # first, so that any number of rounds after the lost ones is charged with them
+        step_size = np.append(np.full(lost_rounds * int(method["local_steps"]), schedule.max()), schedule)
     return RunSettings.of(
         Setting(step_size=1.0, participation=problem.participation, **own),
         sensitivity=sensitivity,
@@ -50,17 +51,8 @@ def settings_of_run(
 class Guard:
     """Accounts for a run as it goes.
 
-    Parameters
-    ----------
-    protection
-        What the run asked for.
-    problem
-        The run.
-    num_rounds
-        Rounds asked for.
-    lost_rounds
-        Rounds begun by an earlier part of this run whose results were lost in a crash: they were
-        seen, so they count.
+    ``lost_rounds`` were begun by an earlier part of this run, and their results lost in a crash: they were
+    seen, so they count.
 
     Raises
     ------
@@ -71,9 +63,8 @@ class Guard:
     def __init__(self, protection: Protection, problem: Problem, num_rounds: int, lost_rounds: int = 0):
         self.protection, self.problem, self.lost_rounds = protection, problem, lost_rounds
         stated = protection.sensitivity
-        if stated is None:
-            stated = bounded_sensitivity(problem.model, problem.data)
-        settings = settings_of_run(problem, num_rounds, stated, lost_rounds)
+        own = bounded_sensitivity(problem.model, problem.data) if stated is None else stated
+        settings = settings_of_run(problem, num_rounds, own, lost_rounds)
         self.ledger = Ledger(settings, delta=protection.delta, method=protection.method, view=protection.view)
         self.num_rounds = num_rounds
         self.rounds_begun = 0

@@ -30,12 +30,12 @@ from fald.core.types import float_dtype
 from fald.langevin import costs as tally
 from fald.langevin.engine import Failure, Problem
 from fald.langevin.method import Method
-from fald.langevin.rounds import Begun, Layout, Rounds, SizeClass, Tables, row_numbers
+from fald.langevin.rounds import Given, Layout, Rounds, SizeClass, Tables, row_numbers
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.runtime.compiler import options
 from fald.runtime.records import Records, RunState
-from fald.settings.participation import Participation, num_slots
+from fald.settings.participation import num_slots
 
 _MAX_SIZE_CLASSES = 8
 _DRAW_BYTES = 16 * 2**20
@@ -95,24 +95,16 @@ class InProcess:
     def __init__(self, *, capacities: tuple[int, ...] | None = None, num_threads: int | None = None):
         self.capacities = capacities
         self.num_threads = _cores() if num_threads is None else check_count("num-threads", num_threads, 1)
-        self._prepared: tuple[Problem, Tables, Layout, _Compiled, Any, Any] | None = None
+        self._prepared: tuple[Problem, Given, _Compiled] | None = None
         self._buffers: Any = None
         self._pool: ThreadPoolExecutor | None = None
 
     def init(self, problem: Problem, positions: jax.Array) -> RunState:
         """State of chains that start at ``positions`` (chains, dim)."""
         server, memory = jax.vmap(problem.method.init)(positions)
-        memory = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (problem.data.num_clients, *leaf.shape)), memory
-        )
-        counters = tally.start(
-            problem.method,
-            problem.participation,
-            problem.model.dim,
-            problem.data.num_clients,
-            problem.num_chains,
-        )
-        return RunState(0, server, (memory, counters))
+        clients = problem.data.num_clients
+        memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *leaf.shape)), memory)
+        return RunState(0, server, (memory, tally.start(problem)))
 
     def gather(self, method: Method, model: Model, data: FederatedData) -> dict[str, Any]:
         """What the clients send before the first round."""
@@ -124,8 +116,7 @@ class InProcess:
 
     def most_rounds(self, problem: Problem, state: RunState) -> int:
         """Rounds until the draw buffer of one call is full."""
-        capacity = _draw_capacity(problem)
-        full = problem.num_kept(state.round) + capacity
+        full = problem.num_kept(state.round) + _draw_capacity(problem)
         return max(1, problem.num_warmup + full * problem.thinning - state.round)
 
     def advance(self, problem: Problem, state: RunState, num_rounds: int) -> tuple[RunState, Records, float]:
@@ -133,52 +124,49 @@ class InProcess:
         end = state.round + num_rounds
         first, last = problem.num_kept(state.round), problem.num_kept(end)
         rounds = problem.num_warmup + problem.thinning * np.arange(first + 1, last + 1)
-        _, layout, *_ = self._prepare(problem)
-        move = self._advance_apart if layout.apart else self._advance_together
+        _, compiled = self._prepare(problem)
+        move = self._advance_apart if compiled.rounds.layout.apart else self._advance_together
         server, memory, kept, energy = move(problem, state, num_rounds, len(rounds))
         position, of_draw, drift, *who = kept
         if not who:  # the same clients with the same weights in every round
             sizes = problem.data.sizes.astype(drift.dtype)
             fixed = np.arange(len(sizes), dtype=np.int32), sizes / sizes.dtype.type(problem.data.num_rows)
             who = [np.broadcast_to(each, drift.shape) for each in fixed]
-        return (
-            RunState(end, server, memory),
-            Records(rounds, position, of_draw, who[0], who[1], drift),
-            float(energy),
-        )
+        records = Records(rounds, position, of_draw, who[0], who[1], drift)
+        return RunState(end, server, memory), records, float(energy)
 
     def _advance_together(self, problem: Problem, state: RunState, num_rounds: int, num_kept: int):
         """All rounds of a group of chains in one compiled call; the next call takes over its draw buffers."""
-        tables, layout, compiled, hyper, roots = self._prepare(problem)
-        buffers, self._buffers = self._buffers or [compiled.buffers() for _ in range(layout.groups)], None
+        given, compiled = self._prepare(problem)
+        groups = compiled.rounds.layout.groups
+        buffers, self._buffers = self._buffers or [compiled.buffers() for _ in range(groups)], None
         numbers = (state.round, num_rounds, problem.num_warmup, problem.thinning)
 
         def run(group: int) -> Any:
-            first_chain = group * problem.num_chains // layout.groups
-            integers = [np.int32(n) for n in (*numbers, first_chain)]
-            return compiled.run(tables, hyper, roots, state.server, state.memory, buffers[group], *integers)
+            first_chain = group * problem.num_chains // groups
+            span = _Span(*[np.int32(n) for n in (*numbers, first_chain)])
+            return compiled.run(given, (state.server, state.memory), buffers[group], span)
 
-        done = self._on_threads([functools.partial(run, group) for group in range(layout.groups)])
+        done = self._on_threads([functools.partial(run, group) for group in range(groups)])
         servers, memories, self._buffers, energies = zip(*done)
-        server, memory = compiled.join(servers, memories) if layout.groups > 1 else (servers[0], memories[0])
+        server, memory = compiled.join(servers, memories) if groups > 1 else (servers[0], memories[0])
         # copies, because the next call writes into the same buffers
         kept = [np.concatenate([np.asarray(b)[:num_kept] for b in each], 1) for each in zip(*self._buffers)]
         return server, memory, kept, np.mean(energies)
 
     def _advance_apart(self, problem: Problem, state: RunState, num_rounds: int, num_kept: int):
         """Each client's work on one thread; ``num_kept`` follows from the rounds."""
-        tables, _, compiled, hyper, roots = self._prepare(problem)
+        given, compiled = self._prepare(problem)
         server, memory = state.server, jax.tree.map(jnp.copy, state.memory)
         rows: list[tuple[jax.Array, ...]] = []
         values: Any = ()
-        begun = compiled.begin(tables, roots, server, np.int32(state.round))
+        begun = compiled.begin(given.roots, given.tables.offsets, server, np.int32(state.round))
         for r in range(state.round, state.round + num_rounds):
-            work = (tables, hyper, begun, memory[0])
-            parts = self._on_threads([functools.partial(task, *work) for task in compiled.tasks()])
+            work = (given, begun, memory[0])
+            parts = self._on_threads([functools.partial(task, work) for task in compiled.tasks()])
             # the next round begins in the same call, because threads wait for it
-            server, memory, values, begun = compiled.turn(tables, hyper, roots, begun, server, memory, parts)
-            done = r + 1 - problem.num_warmup
-            if done > 0 and done % problem.thinning == 0:
+            server, memory, values, begun = compiled.turn(given, (begun, server), memory, parts)
+            if problem.num_kept(r + 1) > problem.num_kept(r):
                 rows.append(values)
         kept = [np.stack(column) for column in zip(*rows)]
         if not rows:
@@ -207,15 +195,11 @@ class InProcess:
 
     def locate(self, problem: Problem, state: RunState, num_rounds: int) -> Failure:
         """Replay round by round until something is not finite."""
-        tables, _, compiled, hyper, roots = self._prepare(problem)
+        given, compiled = self._prepare(problem)
         server, memory = state.server, state.memory
         for r in range(state.round, state.round + num_rounds):
-            server, memory, uploads, drawn = compiled.one_round(
-                tables, hyper, roots, server, memory, np.int32(r)
-            )
-            betas = np.asarray(uploads.position)
-            weights = np.asarray(drawn.weight)
-            bad = ~np.isfinite(betas) & (weights > 0).T[:, :, None]
+            server, memory, uploads, drawn = compiled.one_round(given, (server, memory), np.int32(r))
+            bad = ~np.isfinite(np.asarray(uploads.position)) & (np.asarray(drawn.weight) > 0).T[:, :, None]
             if bad.any():
                 slot, chain, parameter = (int(i) for i in np.argwhere(bad)[0])
                 return Failure(r + 1, chain, int(np.asarray(drawn.client)[chain, slot]), parameter)
@@ -225,23 +209,20 @@ class InProcess:
                 return Failure(r + 1, chain, None, parameter)
         raise AssertionError("the replay of a non-finite chunk stayed finite")
 
-    def _prepare(self, problem: Problem):
+    def _prepare(self, problem: Problem) -> tuple[Given, _Compiled]:
         if self._prepared is None or self._prepared[0] is not problem:
             tables, layout = _layout(problem, self.capacities)
             skeleton, numbers = problem.method.split()
-            compiled = _compile(
-                problem.model,
+            rounds = Rounds(
                 skeleton,
                 problem.participation,
                 problem.num_chains,
-                problem.data.num_clients,
-                layout,
-                _draw_capacity(problem),
-                str(float_dtype()),
+                model=problem.model,
+                num_clients=problem.data.num_clients,
+                layout=layout,
             )
-            secret = problem.rng_key if problem.secret_key is None else problem.secret_key
-            roots = (problem.rng_key, secret)
-            self._prepared = (problem, tables, layout, compiled, numbers, roots)
+            compiled = _compile(rounds, _draw_capacity(problem), str(float_dtype()))
+            self._prepared = (problem, Given(tables, numbers, problem.roots), compiled)
             self._buffers = None
         return self._prepared[1:]
 
@@ -256,10 +237,6 @@ def _draw_capacity(problem: Problem) -> int:
     fields = 1 if problem.participation.scheme == "full" else 3
     numbers = problem.num_chains * (problem.model.dim + 1 + fields * slots)
     return int(np.clip(_DRAW_BYTES // (numbers * float_dtype().itemsize), 1, _MOST_DRAWS))
-
-
-def _row_bytes(data: FederatedData) -> int:
-    return row_numbers(data.rows) * float_dtype().itemsize
 
 
 def as_device(array: Any) -> jax.Array | Split:
@@ -291,25 +268,21 @@ def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Table
     everyone = problem.participation.scheme == "full"
     batches_only = method.batch_size is not None and not method.all_rows
     full_batches = method.batch_size is not None and method.batch_size <= int(sizes.min())
+    largest, one_class = int(sizes.max()), np.zeros(len(sizes), int)
     if batches_only:
-        assert method.batch_size is not None
-        rows_at_once = min(method.batch_size, int(sizes.max()))
-        class_of, classes = np.zeros(len(sizes), int), [SizeClass(0, False, len(sizes))]
+        rows_at_once = min(method.batch_size or largest, largest)
+        class_of, classes = one_class, [SizeClass(0, False, len(sizes))]
     else:
-        rows_at_once = int(sizes.max())
+        rows_at_once = largest
         class_of, classes = size_classes(sizes, capacities)
-    chains_together = problem.num_chains * rows_at_once * _row_bytes(data) <= _GATHER_BYTES
+    gathered = problem.num_chains * rows_at_once * row_numbers(data.rows) * float_dtype().itemsize
+    chains_together = gathered <= _GATHER_BYTES
     if chains_together and not everyone and not batches_only:
         # chains at different clients side by side need one common length
-        cap = int(sizes.max())
-        class_of, classes = (
-            np.zeros(len(sizes), int),
-            [SizeClass(cap, bool(np.all(sizes == cap)), len(sizes))],
-        )
-    classes = [
-        k._replace(together=_side_by_side(problem, k, rows_at_once if batches_only else k.capacity))
-        for k in classes
-    ]
+        class_of, classes = one_class, [SizeClass(largest, bool(np.all(sizes == largest)), len(sizes))]
+    for number, k in enumerate(classes):  # small clients side by side: a call for each would cost more
+        numbers = _numbers_at_once(problem, rows_at_once if batches_only else k.capacity)
+        classes[number] = k._replace(together=min(k.members, max(1, _WORK_AT_ONCE // numbers)))
     members = tuple(np.flatnonzero(class_of == k).astype(np.int32) for k in range(len(classes)))
     tables = Tables(
         rows=jax.tree.map(as_device, data.rows),
@@ -326,12 +299,6 @@ def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Table
 def _numbers_at_once(problem: Problem, rows: int) -> int:
     """Numbers that one step at one client reads, for all chains; a measure of its work."""
     return problem.num_chains * (max(rows, 1) * row_numbers(problem.data.rows) + problem.model.dim)
-
-
-def _side_by_side(problem: Problem, size_class: SizeClass, rows: int) -> int:
-    """Small clients side by side: one call for each would cost more than its work."""
-    numbers = _numbers_at_once(problem, rows)
-    return min(size_class.members, max(1, _WORK_AT_ONCE // numbers))
 
 
 def _worth_threads(problem: Problem, classes: list[SizeClass], rows: int) -> bool:
@@ -359,6 +326,7 @@ def _groups(problem: Problem, rows: int) -> int:
 
 
 class _Compiled(NamedTuple):
+    rounds: Rounds
     run: Any
     join: Any
     one_round: Any
@@ -368,56 +336,53 @@ class _Compiled(NamedTuple):
     tasks: Callable[[], list[Callable]]
 
 
+class _Span(NamedTuple):
+    """Which rounds a call covers, which of their draws it keeps, and the first chain of its group."""
+
+    first_round: Any
+    num_rounds: Any
+    num_warmup: Any
+    thinning: Any
+    first_chain: Any
+
+
 @functools.lru_cache(maxsize=64)
-def _compile(
-    model: Model,
-    method: Method,
-    participation: Participation,
-    num_chains: int,
-    num_clients: int,
-    layout: Layout,
-    capacity: int,
-    dtype: str,
-) -> _Compiled:
+def _compile(rounds: Rounds, capacity: int, dtype: str) -> _Compiled:
     """Build the compiled functions of one configuration; numbers that sweeps change are arguments."""
-    rounds = Rounds(model, method, participation, num_chains, num_clients, layout)
-    group = replace(rounds, num_chains=num_chains // layout.groups)
-    slots = rounds.num_slots
+    groups, slots, real = rounds.layout.groups, rounds.num_slots, jnp.dtype(dtype)
+    group = replace(rounds, num_chains=rounds.num_chains // groups)
 
     def buffers():
-        real = jnp.dtype(dtype)
-        shapes = [((model.dim,), real), ((), real), ((slots,), real)]
+        shapes = [((rounds.model.dim,), real), ((), real), ((slots,), real)]
         if not rounds.everyone:
             shapes += [((slots,), jnp.int32), ((slots,), real)]
         return tuple(jnp.zeros((capacity, group.num_chains, *shape), kind) for shape, kind in shapes)
 
-    def run(
-        tables, hyper, roots, server, memory, buffers, first_round, num_rounds, num_warmup, thinning, first
-    ):
+    def run(given, state, buffers, span: _Span):
         def own(axis, tree):
             return jax.tree.map(
-                lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, group.num_chains, axis), tree
+                lambda a: jax.lax.dynamic_slice_in_dim(a, span.first_chain, group.num_chains, axis), tree
             )
 
         def body(i, carry):
-            server, memory, buffers, kept, _ = carry
-            round_index = first_round + i
+            state, buffers, kept, _ = carry
+            round_index = span.first_round + i
             server, memory, uploads, drawn = group.whole(
-                tables, hyper, roots, server, memory, round_index, first
+                given, state, round_index, first_chain=span.first_chain
             )
-            values = jax.lax.optimization_barrier(group.record(server, uploads, drawn))
+            values = jax.lax.optimization_barrier(group.kept(server, uploads, drawn))
             # always written to the next free place, which moves on only when the draw is kept
             buffers = tuple(
                 jax.lax.dynamic_update_index_in_dim(b, v.astype(b.dtype), kept, 0)
                 for b, v in zip(buffers, values)
             )
-            done = round_index + 1 - num_warmup
-            keep = (done > 0) & (done % thinning == 0)
-            return server, memory, buffers, kept + keep.astype(jnp.int32), jnp.mean(values[1])
+            done = round_index + 1 - span.num_warmup
+            keep = (done > 0) & (done % span.thinning == 0)
+            return (server, memory), buffers, kept + keep.astype(jnp.int32), jnp.mean(values[1])
 
-        start = (own(0, server), own(1, memory), buffers, jnp.zeros((), jnp.int32), jnp.zeros((), dtype))
-        server, memory, buffers, _, energy = jax.lax.fori_loop(0, num_rounds, body, start)
-        return server, memory, buffers, energy
+        start = (own(0, state[0]), own(1, state[1])), buffers, jnp.zeros((), jnp.int32), jnp.zeros((), dtype)
+        state, buffers, _, energy = jax.lax.fori_loop(0, span.num_rounds, body, start)
+        return *state, buffers, energy
 
     def join(servers, memories):
         def joined(axis, trees):
@@ -425,40 +390,36 @@ def _compile(
 
         return joined(0, servers), joined(1, memories)
 
-    def turn(tables, hyper, roots, begun, server, memory, parts):
-        server, memory, uploads = rounds.finish(tables, hyper, begun, server, memory, parts)
-        values = rounds.record(server, uploads, begun.drawn)
-        return server, memory, values, rounds.begin(tables, roots, server, begun.round + 1)
+    def turn(given, before, memory, parts):
+        begun, server = before
+        server, memory, uploads = rounds.finish(given, begun, (server, memory), parts)
+        values = rounds.kept(server, uploads, begun.drawn)
+        return (
+            server,
+            memory,
+            values,
+            rounds.begin(given.roots, given.tables.offsets, server, begun.round + 1),
+        )
 
     return _Compiled(
-        jax.jit(run, donate_argnums=5, compiler_options=options(layout.groups > 1)),
+        rounds,
+        jax.jit(run, donate_argnums=2, compiler_options=options(groups > 1)),
         jax.jit(join),
         jax.jit(rounds.whole, compiler_options=options()),
         jax.jit(rounds.begin, compiler_options=options()),
-        jax.jit(turn, donate_argnums=5, compiler_options=options()),
+        jax.jit(turn, donate_argnums=2, compiler_options=options()),
         buffers,
         functools.cache(functools.partial(_tasks, rounds)),
     )
 
 
 def _tasks(rounds: Rounds) -> list[Callable]:
-    """The clients' work of one round in parts of equal shape, so that one compilation serves all.
-
-    A task is called with the tables, the method's numbers, the round begun and the clients' memory.
-    """
+    """The clients' work of one round in parts of equal shape, so that one compilation serves all."""
     counts = [k.members for k in rounds.layout.classes] if rounds.everyone else [rounds.num_slots]
     tasks = []
     for number, count in enumerate(counts):
         # of one length, whatever the number of threads: another length rounds differently
         size = max((d for d in range(1, count + 1) if count % d == 0 and count // d >= _PARTS), default=1)
-        visit = jax.jit(functools.partial(_visit_part, rounds, number, size), compiler_options=options(True))
+        visit = jax.jit(functools.partial(rounds.visit, number, size), compiler_options=options(True))
         tasks += [functools.partial(visit, jnp.asarray(start, jnp.int32)) for start in range(0, count, size)]
     return tasks
-
-
-def _visit_part(rounds: Rounds, number: int, size: int, start, tables: Tables, hyper, begun: Begun, memory):
-    """Visit ``size`` members of a size class, or slots, from ``start`` on."""
-    if not rounds.everyone:
-        return rounds.visit_slots(tables, hyper, begun, memory, start + jnp.arange(size))
-    clients = jax.lax.dynamic_slice_in_dim(tables.members[number], start, size)
-    return rounds.visit_class(number, tables, hyper, begun, memory, clients)

@@ -11,15 +11,16 @@ posterior, and adds noise of variance 2ητ.
 from __future__ import annotations
 
 import hashlib
-import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fald.calculus.sums import MAX_DIM
 from fald.core.checks import check_count, check_number, check_positive
 from fald.core.errors import DataError
 from fald.core.reveals import UNDECLARED, Reveals
@@ -31,22 +32,15 @@ from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.settings.participation import Participation
 
-MAX_DIM = 500  # parameters of methods that send matrices
 Answers = Mapping[str, Any]
 
 
 class Spent(NamedTuple):
     """What a client's part in one round cost.
 
-    Attributes
-    ----------
-    exchanges
-        1 if the round needed an answer from this client, 0 if not.
-    bytes_up, bytes_down
-        Payload sent and received. The energy that monitors a run is not counted.
-    batch_gradients, full_gradients
-        Gradients on a batch and on all rows of the client; without batches all are on all rows. A
-        Hessian counts as one gradient per parameter.
+    ``exchanges`` is 1 if the round needed an answer from this client. Bytes are the payload sent and
+    received, without the energy that monitors a run. Gradients are on a batch and on all rows of the client;
+    without batches all are on all rows. A Hessian counts as one gradient per parameter.
     """
 
     exchanges: Any = 0
@@ -57,141 +51,45 @@ class Spent(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a method costs each client.
-
-    Attributes
-    ----------
-    each
-        A round of a participant, if it is always the same; None: uploads say it.
-    setup
-        What is spent before the first round.
-    """
+    """What ``each`` round costs a participant (None: uploads say it), and the ``setup`` before the first."""
 
     each: Spent | None = None
     setup: Spent = Spent()
 
 
 class Upload(NamedTuple):
-    """What a client sends back.
+    """What a client sends back."""
 
-    Attributes
-    ----------
-    position
-        Where the client ended, or where it alone would have moved the chain.
-    energy
-        Its energy at the position that was broadcast.
-    extra
-        Whatever else the server's part needs.
-    spent
-        What the round cost this client; left out where ``Method.cost`` says it.
-    """
-
-    position: jax.Array
-    energy: jax.Array
-    extra: PyTree = ()
-    spent: Spent | tuple[()] = ()
+    position: jax.Array  # where the client ended, or where it alone would have moved the chain
+    energy: jax.Array  # at the position that was broadcast
+    extra: PyTree = ()  # whatever else the server's part needs
+    spent: Spent | tuple[()] = ()  # what the round cost; left out where ``Method.cost`` says it
 
 
 @dataclass(frozen=True)
 class About:
-    """What a method declares of itself.
+    """What a method declares of itself."""
 
-    Attributes
-    ----------
-    name, settings
-        What results call the method, and all its settings as plain values, for the record.
-    reveals
-        What leaves a client.
-    local_steps, batch_size, step_size
-        Steps that a client takes per round; rows per stochastic gradient, None: all; η, a schedule, or None
-        where the method has no step.
-    point_estimate
-        Whether the method converges to a point instead of drawing from a posterior.
-    all_rows
-        Whether clients look at all their rows although ``batch_size`` is set.
-    preparation_rounds
-        Rounds at the start that make no draws; the warm-up must cover them.
-    participation
-        Who takes part: ``"any"`` scheme, ``"full"`` only, or the one scheme that the method has.
-    client_steps
-        Whether steps of size η follow single clients' energies, whose curvature then limits η.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
-    reveals: Reveals
-    local_steps: int
-    batch_size: int | None
-    step_size: StepSize | None
-    point_estimate: bool
-    all_rows: bool
-    preparation_rounds: int
-    participation: Literal["any", "full"] | Participation
-    client_steps: bool
+    name: str  # what results call it
+    settings: Mapping[str, Any]  # all of them as plain values, for the record
+    reveals: Reveals  # what leaves a client
+    local_steps: int  # that a client takes per round
+    batch_size: int | None  # rows per stochastic gradient; None: all
+    step_size: StepSize | None  # η, a schedule, or None where the method has no step
+    point_estimate: bool  # whether it converges to a point instead of drawing from a posterior
+    all_rows: bool  # whether clients look at all their rows although there is a batch size
+    preparation_rounds: int  # at the start, which make no draws; the warm-up must cover them
+    participation: Literal["any", "full"] | Participation  # what it allows; or the one scheme that it has
+    client_steps: bool  # whether steps of size η follow single clients' energies, whose curvature limits η
 
 
-class Method(Protocol):
+class Method(ABC):
     """What an engine calls: one declaration, and pure functions written for one chain.
 
-    Functions read numbers only from the ``hyper`` argument, which ``split`` has taken out of the method.
-    """
-
-    @property
-    def about(self) -> About:
-        """What the method is, and what leaves a client."""
-        ...
-
-    def split(self) -> tuple[Method, dict[str, Any]]:
-        """The method without its numbers, and the numbers, which may change without recompiling.
-
-        The first part is hashable; two runs in which it is equal share one compilation.
-        """
-        ...
-
-    def cost(self, dim: int) -> Cost:
-        """What a round and what comes before cost each participant."""
-        ...
-
-    def offer(self, model: Model, data: FederatedData) -> dict[str, Any]:
-        """What clients send before the first round, by name, clients in front; ``{}`` if nothing.
-
-        A site is given its own rows as ``data``. Kinds are declared in ``about.reveals.preparation``.
-        """
-        ...
-
-    def prepare(self, model: Model, data: FederatedData, answers: Answers) -> Method:
-        """The method fitted to a federation by what its clients offered; checks that it can run there."""
-        ...
-
-    def init(self, position: jax.Array) -> tuple[PyTree, PyTree]:
-        """State of a server whose chain starts at ``position``, and what a client keeps between rounds."""
-        ...
-
-    def broadcast(self, state: PyTree) -> PyTree:
-        """What the server sends to every participant."""
-        ...
-
-    def client_update(self, hyper, local: Local, message: PyTree, memory: PyTree) -> tuple[Upload, PyTree]:
-        """Work of one client in one round: its upload and its new state."""
-        ...
-
-    def server_update(
-        self, hyper, state: PyTree, uploads: Upload, weights: jax.Array, server: Server
-    ) -> PyTree:
-        """New server state from the uploads (slots in front) and their weights (zero: empty slot)."""
-        ...
-
-    def position(self, state: PyTree) -> jax.Array:
-        """The current draw."""
-        ...
-
-
-class Base:
-    """Defaults of all methods: a declaration put together from fields and class attributes, and no state.
-
-    A class says what leaves its clients in ``reveals``. That holds for what it sends itself: a class derived
-    from it that sends or sums in another way declares anew, or counts as having declared nothing.
-    Subclasses name the settings that only scale numbers in ``_numbers``.
+    Functions read numbers only from the ``hyper`` argument, which ``split`` has taken out of the method. A
+    class says what leaves its clients in ``reveals``. That holds for what it sends itself: a class derived
+    from it that sends or sums in another way declares anew, or counts as having declared nothing. Subclasses
+    are frozen dataclasses, and name the settings that only scale numbers in ``_numbers``.
     """
 
     # fields of the dataclasses derived from this
@@ -205,6 +103,7 @@ class Base:
     all_rows: ClassVar[bool] = False
     participation: ClassVar[Any] = "full"
     client_steps: ClassVar[bool] = False
+    preparation_rounds: Any = 0
     _numbers: ClassVar[tuple[str, ...]] = ("step_size", "temperature")
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -218,26 +117,10 @@ class Base:
         return self.temperature == 0
 
     @property
-    def preparation_rounds(self) -> int:
-        """None."""
-        return 0
-
-    @property
     def about(self) -> About:
-        """The declaration."""
-        return About(
-            name=self.name,
-            settings=self.settings(),
-            reveals=self.reveals,
-            local_steps=self.local_steps,
-            batch_size=self.batch_size,
-            step_size=self.step_size,
-            point_estimate=self.point_estimate,
-            all_rows=self.all_rows,
-            preparation_rounds=self.preparation_rounds,
-            participation=self.participation,
-            client_steps=self.client_steps,
-        )
+        """What the method is, and what leaves a client."""
+        own = {f.name: getattr(self, f.name) for f in fields(About) if f.name != "settings"}
+        return About(settings=self.settings(), **own)
 
     def settings(self) -> dict[str, Any]:
         """Settings as plain values."""
@@ -247,39 +130,56 @@ class Base:
         return {"method": self.name, **plain}
 
     def split(self) -> tuple[Self, dict[str, Any]]:
-        """The method with K and the numbers named in ``_numbers`` set to one, and those numbers."""
+        """The method without its numbers, K among them, and these numbers, which change without recompiling.
+
+        The first part is hashable; two runs in which it is equal share one compilation.
+        """
         own: Any = self
         numbers = {name: jnp.asarray(getattr(self, name), float_dtype()) for name in self._numbers}
         hyper = {"local_steps": jnp.asarray(self.local_steps, jnp.int32), **numbers}
         return replace(own, name="", local_steps=1, **dict.fromkeys(self._numbers, 1.0)), hyper
 
     def cost(self, dim: int) -> Cost:
-        """Uploads say it."""
+        """What a round and what comes before cost each participant; by default uploads say it."""
         return Cost()
 
     def offer(self, model: Model, data: FederatedData) -> dict[str, Any]:
-        """Nothing."""
+        """What clients send before the first round, by name, clients in front; ``{}`` if nothing.
+
+        A site is given its own rows as ``data``. Kinds are declared in ``about.reveals.preparation``.
+        """
         return {}
 
     def prepare(self, model: Model, data: FederatedData, answers: Answers) -> Self:
-        """Nothing to fit."""
+        """The method fitted to a federation by what its clients offered; checks that it can run there."""
         return self
 
     def init(self, position: jax.Array) -> tuple[PyTree, PyTree]:
-        """The state is the position; clients keep nothing between rounds."""
+        """State of a server whose chain starts at ``position``, and what a client keeps between rounds.
+
+        By default the state is the position, and clients keep nothing.
+        """
         return position, ()
 
     def broadcast(self, state: PyTree) -> PyTree:
-        """All of the state travels."""
+        """What the server sends to every participant; by default all of the state."""
         return state
 
+    @abstractmethod
+    def client_update(self, hyper, local: Local, message: PyTree, memory: PyTree) -> tuple[Upload, PyTree]:
+        """Work of one client in one round: its upload and its new state."""
+
+    @abstractmethod
+    def server_update(self, hyper, state: PyTree, uploads: Upload, server: Server) -> PyTree:
+        """New server state from the uploads, slots in front; those of weight zero are empty."""
+
     def position(self, state: PyTree) -> jax.Array:
-        """The position of the state is the draw."""
+        """The current draw."""
         return state.position if hasattr(state, "position") else state
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peer(Base):
+class Peer(Method):
     """What most methods have in common: a constant step, a temperature, all clients in every round."""
 
     step_size: float | None
@@ -291,7 +191,7 @@ class Peer(Base):
     def __post_init__(self) -> None:
         if "step_size" in self._numbers:
             check_positive("step-size", self.step_size)
-        check_number("temperature", self.temperature, 0, math.inf, rule="a number ≥ 0")
+        check_number("temperature", self.temperature, rule="a number ≥ 0")
         if self.batch_size is not None:
             check_count("batch-size", self.batch_size, 1)
 

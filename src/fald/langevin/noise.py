@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fald.core.keys import normals
+from fald.langevin.client import Local
 from fald.settings.fald import NoiseScale
 
 
@@ -24,31 +25,28 @@ def own_variance(noise: NoiseScale, share, weight):
 
 
 def injected(
-    shared_key: jax.Array,
-    own_key: jax.Array,
+    local: Local,
     step,
     dim: int,
     *,
-    step_size,
-    temperature,
+    scale,
     correlation,
     variance,
-    uses_shared: bool,
-    uses_own: bool,
+    uses_shared: bool = True,
+    uses_own: bool = True,
 ) -> jax.Array:
     """√(2ητ)·(ρ ξ̇ + √((1−ρ²) v_c) ξ^c): noise shared by all clients plus the client's own.
 
-    ``uses_shared`` and ``uses_own`` are static: a part whose factor is zero is not drawn.
+    ``scale`` is √(2ητ). ``uses_shared``, ``uses_own`` are static: a part whose factor is zero is not drawn.
     """
-    scale = jnp.sqrt(2 * step_size * temperature)
     total = jnp.zeros((dim,), jnp.zeros(()).dtype)
     # scales are multiplied first: often they are the same in all steps, and then computed once
     if uses_shared:
-        total += (scale * correlation) * normals(shared_key, step, dim)
+        total += (scale * correlation) * normals(local.shared_key, step, dim)
     if uses_own:
         # as a product, because 1 − ρ² would lose its digits near ρ = 1
         own = jnp.sqrt((1 - correlation) * (1 + correlation) * variance)
-        total += (scale * own) * normals(own_key, step, dim)
+        total += (scale * own) * normals(local.own_key, step, dim)
     return total
 
 

@@ -25,25 +25,12 @@ METHODS = Registry(
 
 
 def takes(name: str) -> set[str]:
-    """Settings that the method of this name has.
-
-    Examples
-    --------
-    >>> sorted(takes("sgld"))
-    ['batch_size', 'step_size', 'temperature']
-    """
+    """Settings that the method of this name has."""
     return set(inspect.signature(METHODS[name]).parameters) - {"option", "name"}
 
 
 def by_name(name: str, **settings: Any) -> Method:
-    """Make a method from its name and settings.
-
-    Parameters
-    ----------
-    name
-        One of ``METHODS``.
-    settings
-        Those of its function.
+    """Make a method from its name, one of ``METHODS``, and the settings of its function.
 
     Raises
     ------
@@ -71,13 +58,7 @@ def by_name(name: str, **settings: Any) -> Method:
 
 @functools.cache
 def declared(name: str) -> About | None:
-    """What the method of a name declares where only what it needs is set; None if it cannot be made so.
-
-    Examples
-    --------
-    >>> declared("fa-ld").reveals.sums
-    True
-    """
+    """What the method of a name declares where only what it needs is set; None if it cannot be made so."""
     needed = inspect.signature(METHODS[name]).parameters.values()
     given = {p.name: 1 for p in needed if p.default is inspect.Parameter.empty and p.name in takes(name)}
     try:
@@ -93,39 +74,21 @@ def reveals_of(name: str) -> Reveals:
 
 
 def declaring(wanted: Callable[[About], bool]) -> list[str]:
-    """Names of the methods whose declaration has a property.
-
-    Examples
-    --------
-    >>> "fa-ld" in declaring(lambda about: about.participation == "any")
-    True
-    """
+    """Names of the methods whose declaration has a property."""
     found = {name: declared(name) for name in METHODS}
     return [name for name, about in found.items() if about is not None and wanted(about)]
 
 
 def with_law() -> list[str]:
-    """Names of FA-LD and of its special cases that sample: what accounting and the exact law cover.
-
-    Examples
-    --------
-    >>> with_law()
-    ['fa-ld', 'sgld']
-    """
+    """Names of FA-LD and of its special cases that sample: what accounting and the exact law cover."""
     return declaring(lambda about: about.reveals.accounted and not about.point_estimate)
 
 
 def participants(method: Method, asked: Participation | None) -> Participation:
-    """Who takes part: what was asked for, if the method allows it, or its default.
-
-    Raises
-    ------
-    ConfigError
-        If the method does not allow it.
-    """
+    """Who takes part: what was asked for, or the method's default; ``ConfigError`` if it allows neither."""
     allowed, name = method.about.participation, method.about.name
     if isinstance(allowed, Participation):
-        if asked is not None and asked != allowed:
+        if asked not in (None, allowed):
             count = allowed.num_participants
             raise ConfigError(
                 f"{name} needs {'one client' if count == 1 else f'{count} clients'} a round, drawn "

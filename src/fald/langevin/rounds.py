@@ -16,16 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fald.calculus.gradients import Rows
 from fald.core.keys import Stream, chain_key, stream_key
 from fald.core.types import PyTree
 from fald.langevin import costs as tally
-from fald.langevin.client import Rows, client_round, whole_client
+from fald.langevin.client import Setup, Visit, client_round
 from fald.langevin.method import Method, Upload
 from fald.langevin.server import Server, drift
 from fald.problem.model import Model
 from fald.settings.participation import Drawn, Participation, draw, num_slots
-
-_SERVER_STREAMS = (Stream.SHARED_NOISE, Stream.SERVER_CHOICE)
 
 
 class SizeClass(NamedTuple):
@@ -62,12 +61,20 @@ class Tables(NamedTuple):
     order: jax.Array
 
 
-class Begun(NamedTuple):
-    """A round before the clients' work: keys of each chain, participants, and what they are sent.
+class Given(NamedTuple):
+    """What all rounds of a run are given: rows, the method's numbers, and the roots of all keys.
 
-    ``keys`` are, of each chain, the one anybody may know, and the one of what a private run must not
-    foretell: clients' noise and batches, and who takes part.
+    ``roots`` are the one that anybody may know, and the one of what nobody may predict in a private run:
+    clients' noise and batches, and who takes part.
     """
+
+    tables: Tables
+    hyper: Any
+    roots: tuple[jax.Array, jax.Array]
+
+
+class Begun(NamedTuple):
+    """A round before the clients' work: both keys of each chain, participants, and what they are sent."""
 
     keys: tuple[jax.Array, jax.Array]
     drawn: Drawn
@@ -81,13 +88,43 @@ def row_numbers(rows: PyTree) -> int:
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """The functions of one configuration; numbers that sweeps change are arguments of them."""
+class ServerRounds:
+    """The server's part in rounds of all chains, wherever the clients are."""
 
-    model: Model
     method: Method
     participation: Participation
     num_chains: int
+
+    def begin(self, roots, offsets: jax.Array, server: PyTree, round_index, *, first_chain=0) -> Begun:
+        """Who takes part, and what is sent to them."""
+        chains = first_chain + jnp.arange(self.num_chains)
+        keys = jax.tree.map(lambda root: jax.vmap(chain_key, (None, 0))(root, chains), roots)
+        drawn = jax.vmap(
+            lambda k: draw(self.participation, stream_key(k, round_index, Stream.PARTICIPATION), offsets)
+        )(keys[1])
+        return Begun(keys, drawn, jax.vmap(self.method.broadcast)(server), round_index)
+
+    def update(self, hyper, begun: Begun, server: PyTree, uploads: Upload) -> PyTree:
+        """New server state from the uploads (slots, chains, …)."""
+
+        def one(state, own_uploads, weight, public):
+            view = Server.at(public, begun.round, weight)
+            return self.method.server_update(hyper, state, own_uploads, view)
+
+        return jax.vmap(one, in_axes=(0, 1, 0, 0))(server, uploads, begun.drawn.weight, begun.keys[0])
+
+    def record(self, server: PyTree, uploads: Upload, weights: jax.Array) -> tuple[jax.Array, ...]:
+        """What is kept of a round: position, energy, and how far each client ended from the average."""
+        position = jax.vmap(self.method.position)(server)
+        energy = jnp.sum(jnp.where(weights > 0, weights * uploads.energy.T, 0), axis=1)
+        return position, energy, jax.vmap(drift, in_axes=(1, 0, 0))(uploads.position, weights, position)
+
+
+@dataclass(frozen=True)
+class Rounds(ServerRounds):
+    """Whole rounds of one configuration; numbers that sweeps change are arguments of its functions."""
+
+    model: Model
     num_clients: int
     layout: Layout
 
@@ -101,46 +138,54 @@ class Rounds:
         """Whether all clients take part in every round."""
         return self.participation.scheme == "full"
 
-    def begin(self, tables: Tables, roots, server: PyTree, round_index, first_chain=0) -> Begun:
-        """Who takes part, and what is sent to them."""
-        chains = first_chain + jnp.arange(self.num_chains)
-        keys = jax.tree.map(lambda root: jax.vmap(chain_key, (None, 0))(root, chains), roots)
-        drawn = jax.vmap(
-            lambda k: draw(
-                self.participation, stream_key(k, round_index, Stream.PARTICIPATION), tables.offsets
-            )
-        )(keys[1])
-        return Begun(keys, drawn, jax.vmap(self.method.broadcast)(server), round_index)
+    def whole(self, given: Given, state: tuple[PyTree, PyTree], round_index, *, first_chain=0):
+        """All three parts: server and memory, uploads and participants."""
+        server, memory = state
+        begun = self.begin(given.roots, given.tables.offsets, server, round_index, first_chain=first_chain)
+        work = (given, begun, memory[0])
+        if self.everyone:
+            members = enumerate(given.tables.members)
+            parts = [self._visit_class(number, clients, work) for number, clients in members]
+        else:
+            parts = [self._visit_slots(jnp.arange(self.num_slots), work)]
+        return *self.finish(given, begun, state, parts), begun.drawn
 
-    def visit_class(
-        self, number: int, tables: Tables, hyper, begun: Begun, memory, clients
+    def visit(
+        self, number: int, size: int, start, work: tuple[Given, Begun, PyTree]
     ) -> tuple[Upload, PyTree]:
+        """Visit ``size`` members of a size class, or slots, from ``start`` on."""
+        if not self.everyone:
+            return self._visit_slots(start + jnp.arange(size), work)
+        members = work[0].tables.members[number]
+        return self._visit_class(number, jax.lax.dynamic_slice_in_dim(members, start, size), work)
+
+    def _visit_class(self, number: int, clients: jax.Array, work) -> tuple[Upload, PyTree]:
         """Full participation: some clients of one size class, all chains of a client together."""
+        given, begun, memory = work
         size_class = self.layout.classes[number]
-        prepare, update = self._work(tables, hyper, begun.round, size_class)
-        over_chains = self._over_chains(update, (None, 0, None, 0, 0, 0))
 
         def one(client):
+            update = self._client(given, begun.round, client, size_class)
             own = jax.tree.map(lambda leaf: leaf[client], memory)
             weight = begun.drawn.weight[:, client]
-            return over_chains(prepare(client), begun.keys, client, weight, begun.messages, own)
+            return self._over_chains(update)(begun.keys, weight, begun.messages, own)
 
         together = size_class.together
         return jax.lax.map(one, clients, batch_size=together if together > 1 else None)
 
-    def visit_slots(self, tables: Tables, hyper, begun: Begun, memory, slots) -> tuple[Upload, PyTree]:
+    def _visit_slots(self, slots: jax.Array, work) -> tuple[Upload, PyTree]:
         """Random participation: in some slots, each chain visits its own client."""
+        given, begun, memory = work
         chains = jnp.arange(self.num_chains)
 
         def one(chain, client, weight, size_class):
-            prepare, update = self._work(tables, hyper, begun.round, size_class)
+            update = self._client(given, begun.round, client, size_class)
             message, keys = jax.tree.map(lambda leaf: leaf[chain], (begun.messages, begun.keys))
-            own = jax.tree.map(lambda leaf: leaf[client, chain], memory)
-            return update(prepare(client), keys, client, weight, message, own)
+            return update(keys, weight, message, jax.tree.map(lambda leaf: leaf[client, chain], memory))
 
         if self.layout.chains_together:
             (size_class,) = self.layout.classes
-            side_by_side = self._over_chains(functools.partial(one, size_class=size_class), (0, 0, 0))
+            side_by_side = self._over_chains(functools.partial(one, size_class=size_class))
             return jax.lax.map(
                 lambda s: side_by_side(chains, begun.drawn.client[:, s], begun.drawn.weight[:, s]), slots
             )
@@ -149,7 +194,7 @@ class Rounds:
             slot, chain = item
             client, weight = begun.drawn.client[chain, slot], begun.drawn.weight[chain, slot]
             branches = [functools.partial(one, size_class=size_class) for size_class in self.layout.classes]
-            active = functools.partial(jax.lax.switch, tables.class_of[client], branches)
+            active = functools.partial(jax.lax.switch, given.tables.class_of[client], branches)
             shapes = jax.eval_shape(active, chain, client, weight)
             return jax.lax.cond(
                 weight > 0,
@@ -162,97 +207,52 @@ class Rounds:
         return jax.tree.map(lambda a: a.reshape(count, self.num_chains, *a.shape[1:]), results)
 
     def finish(
-        self, tables: Tables, hyper, begun: Begun, server, memory, parts: Sequence[tuple[Upload, PyTree]]
+        self, given: Given, begun: Begun, state: tuple[PyTree, PyTree], parts: Sequence[tuple[Upload, PyTree]]
     ) -> tuple[PyTree, PyTree, Upload]:
         """The server's part: new server state, new memory, and the uploads (slots, chains, …)."""
-        drawn, (own, counters) = begun.drawn, memory
+        drawn, (server, (own, counters)) = begun.drawn, state
         uploads, changed = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
         # what uses the uploads must not compute them again
         uploads, changed = jax.lax.optimization_barrier((uploads, changed))
         if self.everyone:
             own = changed
             if len(self.layout.classes) > 1:
-                uploads, own = jax.tree.map(lambda leaf: leaf[tables.order], (uploads, changed))
+                uploads, own = jax.tree.map(lambda leaf: leaf[given.tables.order], (uploads, changed))
         else:
             target = jnp.where(drawn.weight > 0, drawn.client, self.num_clients).T
             chains = jnp.arange(self.num_chains)[None, :]
             own = jax.tree.map(lambda old, new: old.at[target, chains].set(new, mode="drop"), own, changed)
         counters = tally.count(counters, drawn, uploads.spent, self.num_clients)
+        return self.update(given.hyper, begun, server, uploads), (own, counters), uploads
 
-        def update(state, own_uploads, weight, public):
-            keys = [stream_key(public, begun.round, s) for s in _SERVER_STREAMS]
-            view = Server(*keys, round=begun.round)
-            return self.method.server_update(hyper, state, own_uploads, weight, view)
-
-        server = jax.vmap(update, in_axes=(0, 1, 0, 0))(server, uploads, drawn.weight, begun.keys[0])
-        return server, (own, counters), uploads
-
-    def whole(self, tables: Tables, hyper, roots, server, memory, round_index, first_chain=0):
-        """All three parts: server, memory, uploads and participants."""
-        begun = self.begin(tables, roots, server, round_index, first_chain)
-        if self.everyone:
-            parts = [
-                self.visit_class(number, tables, hyper, begun, memory[0], members)
-                for number, members in enumerate(tables.members)
-            ]
-        else:
-            slots = jnp.arange(self.num_slots)
-            parts = [self.visit_slots(tables, hyper, begun, memory[0], slots)]
-        return *self.finish(tables, hyper, begun, server, memory, parts), begun.drawn
-
-    def record(self, server, uploads: Upload, drawn: Drawn) -> tuple[jax.Array, ...]:
-        """What is kept of a round: position, energy, drift and, where it is drawn, who took part."""
-        position = jax.vmap(self.method.position)(server)
-        energy = jnp.sum(jnp.where(drawn.weight > 0, drawn.weight * uploads.energy.T, 0), axis=1)
-        apart = jax.vmap(drift, in_axes=(1, 0, 0))(uploads.position, drawn.weight, position)
+    def kept(self, server: PyTree, uploads: Upload, drawn: Drawn) -> tuple[jax.Array, ...]:
+        """The record of a round and, where it is drawn, who took part."""
         who = () if self.everyone else (drawn.client, drawn.weight)
-        return position, energy, apart, *who
+        return *self.record(server, uploads, drawn.weight), *who
 
-    def _over_chains(self, function, in_axes):
+    def _over_chains(self, function):
         """``jax.vmap`` over chains; a single chain is not laid out as an array of one."""
         if self.num_chains > 1:
-            return jax.vmap(function, in_axes=in_axes)
+            return jax.vmap(function)
 
         def alone(*args):
-            pairs = zip(args, in_axes)
-            only = [arg if axis is None else jax.tree.map(lambda leaf: leaf[0], arg) for arg, axis in pairs]
+            only = jax.tree.map(lambda leaf: leaf[0], args)
             return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], function(*only))
 
         return alone
 
-    def _work(self, tables: Tables, hyper, round_index, size_class: SizeClass) -> tuple[Any, Any]:
-        """A client's round for one chain, rows taken outside so that chains can share them."""
-        method = self.method
+    def _client(self, given: Given, round_index, client, size_class: SizeClass):
+        """A client's round, a function of one chain; rows are taken outside it, so that chains share them."""
+        tables, batched = given.tables, self.method.about.batch_size is not None
+        offset = tables.offsets[client]
+        size = tables.offsets[client + 1] - offset
+        rows = Rows(tables.rows, offset, size, tables.offsets[-1], size_class.capacity, size_class.exact)
+        rows = rows if batched else rows.hold()
+        scheme, full = self.participation.scheme, self.layout.full_batches
+        setup = Setup(self.model, self.method, self.num_clients, scheme, full)
 
-        def prepare(client):
-            offset = tables.offsets[client]
-            rows = Rows(tables.rows, offset, tables.offsets[client + 1] - offset, tables.offsets[-1])
-            if method.about.batch_size is not None:
-                return rows, None
-            return rows, whole_client(rows, size_class.capacity, size_class.exact)
+        def update(keys, weight, message, memory):
+            visit = Visit(keys, client, weight, round_index)
+            return client_round(setup, given.hyper, rows, visit, message=message, memory=memory)
 
-        def update(prepared, keys, client, weight, message, memory):
-            rows, whole = prepared
-
-            def all_rows_fn():
-                return whole_client(rows, size_class.capacity, size_class.exact) if whole is None else whole
-
-            return client_round(
-                self.model,
-                method,
-                hyper,
-                rows,
-                whole,
-                keys,
-                client,
-                weight,
-                round_index,
-                message,
-                memory,
-                all_rows_fn=all_rows_fn,
-                num_clients=self.num_clients,
-                scheme=self.participation.scheme,
-                full_batches=self.layout.full_batches,
-            )
-
-        return prepare, update
+        return update

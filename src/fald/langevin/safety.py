@@ -8,7 +8,8 @@ refused, and the noise is measured on what is really added to a position before 
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -119,13 +120,12 @@ def _noise(method: FALD, share: float, weight: float, step: int) -> jax.Array:
     _, hyper = method.split()
     real, size = float_dtype(), method.step_size
     key = jnp.array([0x9E3779B9, step], jnp.uint32)
+    eta: Any = size(jnp.asarray(step, jnp.int32)) if callable(size) else hyper["step_size"]
     return injected(
-        key,
-        key,
+        cast(Any, SimpleNamespace(own_key=key)),
         0,
         _DRAWS,
-        step_size=size(jnp.asarray(step, jnp.int32)) if callable(size) else hyper["step_size"],
-        temperature=hyper["temperature"],
+        scale=jnp.sqrt(2 * eta * hyper["temperature"]),
         correlation=hyper["correlation"],
         variance=own_variance(method.noise, jnp.asarray(share, real), jnp.asarray(weight, real)),
         uses_shared=False,

@@ -36,7 +36,7 @@ from fald.runtime.identity import array_hash, digits, identity
 from fald.runtime.journal import Journal, as_journal
 from fald.runtime.records import Records
 from fald.settings.fald import checked, method_settings
-from fald.settings.participation import Participation
+from fald.settings.participation import Participation, check_participation
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -174,18 +174,13 @@ def sample(
             f"no draw would be kept: {num_rounds} rounds, {num_warmup} of them warm-up, thinning {thinning}",
             hint="ask for more rounds or less warm-up",
         )
-    if not (participation is None or isinstance(participation, Participation)):
-        raise ConfigError(
-            f"participation must be fald.full(), with_replacement(S) or without_replacement(S); "
-            f"got {participation!r}"
-        )
     if num_warmup < about.preparation_rounds:
         raise ConfigError(
             f"{about.name} makes no draws in its first {about.preparation_rounds} rounds; "
             f"got num-warmup {num_warmup}",
             hint=f"set num-warmup to at least {about.preparation_rounds}",
         )
-    participation = participants(method, participation)
+    participation = participants(method, check_participation(participation))
     participation.check(data.sizes)
     _check_schedule(method, num_rounds)
     key, seed = as_key(rng_key)
@@ -219,7 +214,8 @@ def sample(
     description = {} if checkpoint is None else _description(problem, settings, positions)
 
     def build(records: list[Records], guard: Guard | None = None, costs: Any = None):
-        tree = build_tree(problem, records, {**settings, "num_rounds": num_rounds}, guard, costs)
+        told = {**settings, "num_rounds": num_rounds}
+        tree = build_tree(problem, records, told, guard=guard, costs=costs)
         unstable = step_times_curvature(problem, positions[0], records)
         if unstable is not None:
             tree.attrs["step_times_curvature"] = unstable
@@ -274,12 +270,10 @@ def _check_schedule(method: Method, num_rounds: int) -> None:
 
 
 def _start(model: Model, initial_position: Position | None, num_chains: int) -> jax.Array:
-    template = model.flat_initial_position
     if initial_position is None:
-        return jnp.tile(template, (num_chains, 1))
-    structure = jax.tree.structure(model.initial_position)
+        return jnp.tile(model.flat_initial_position, (num_chains, 1))
     given = as_floats(initial_position)
-    if jax.tree.structure(given) != structure:
+    if jax.tree.structure(given) != jax.tree.structure(model.initial_position):
         raise ConfigError("initial-position must have the structure of the model's initial_position")
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(model.initial_position)]
     found = [np.shape(leaf) for leaf in jax.tree.leaves(given)]

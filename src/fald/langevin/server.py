@@ -7,26 +7,25 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fald.core.keys import normals
+from fald.core.keys import Stream, normals, stream_key
 from fald.core.types import sum_last
+
+_STREAMS = (Stream.SHARED_NOISE, Stream.SERVER_CHOICE)
 
 
 class Server(NamedTuple):
-    """What a method may use at the server in one round of one chain.
+    """What a method may use at the server in one round of one chain."""
 
-    Attributes
-    ----------
-    noise_key
-        Key of the noise that all clients share, so that noise added here equals noise of correlation 1.
-    choice_key
-        Key of what else the server draws.
-    round
-        Index of this round.
-    """
-
-    noise_key: jax.Array
-    choice_key: jax.Array
+    noise_key: jax.Array  # of noise that all clients share: added here, it equals noise of correlation 1
+    choice_key: jax.Array  # of what else the server draws
     round: jax.Array
+    weights: jax.Array  # (slots,) w_c of the uploads; zero: an empty slot
+
+    @classmethod
+    def at(cls, chain_key: jax.Array, round_index, weights: jax.Array) -> Server:
+        """The view of one chain in one round."""
+        noise, choice = (stream_key(chain_key, round_index, s) for s in _STREAMS)
+        return cls(noise, choice, round_index, weights)
 
 
 def diffusion(server: Server, dim: int, step_size, temperature) -> jax.Array:
@@ -41,15 +40,7 @@ def total(extras: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def average(positions: jax.Array, weights: jax.Array) -> jax.Array:
-    """Σ_s w_s β_s over the slots of one chain.
-
-    Parameters
-    ----------
-    positions
-        (slots, dim) uploads; those of empty slots may hold anything finite.
-    weights
-        (slots,) with zeros for empty slots.
-    """
+    """Σ_s w_s β_s over the slots of one chain, β (slots, dim); empty slots may hold anything finite."""
     return weights @ positions
 
 

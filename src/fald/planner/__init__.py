@@ -13,15 +13,7 @@ from fald.planner.predict import (
     trajectory,
     what_if,
 )
-from fald.planner.search import (
-    LOCAL_STEPS,
-    Candidate,
-    Plan,
-    best_accuracy,
-    fewest_rounds,
-    local_models,
-    plan,
-)
+from fald.planner.search import LOCAL_STEPS, Candidate, Plan, best_accuracy, fewest_rounds, local_models, plan
 
 __all__ = [
     "LOCAL_STEPS",

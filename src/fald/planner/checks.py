@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -33,13 +33,7 @@ _MOST_WORK = 2e8  # rows times squared parameters, beyond which predicting after
 
 
 def setting_of(settings: Mapping[str, Any]) -> tuple[Setting, str]:
-    """Setting of the law from the settings of a run, and a remark where they differ.
-
-    Raises
-    ------
-    ConfigError
-        If the law does not cover such a run.
-    """
+    """Setting of the law for a run, and a remark where they differ; refused if the law does not cover it."""
     if settings.get("method") not in with_law():
         covered = " and ".join(name.upper() for name in with_law())
         raise ConfigError(f"the law covers {covered}; the method is {settings.get('method')!r}")
@@ -61,24 +55,10 @@ def foresee(
 ) -> dict[str, Any]:
     """Prediction and guarantee for a run, as plain values for the attributes of its result.
 
-    Parameters
-    ----------
-    model, data
-        The model, and the rows of each client.
-    settings
-        Settings of the run, as ``fald.results.tree.settings_of`` gives them.
-    problem
-        The local models, when they are there already.
-
-    Returns
-    -------
-    dict
-        ``predicted`` and ``guaranteed``, each None with a reason in ``no_prediction`` and
-        ``no_guarantee`` where there is none. Never raises because of the run.
-
-    Notes
-    -----
-    A private run gets no prediction: it would come from exact sums over rows.
+    ``settings`` are those of ``fald.results.tree.settings_of``; ``problem`` is given when it is there
+    already. ``predicted`` and ``guaranteed`` are None, with a reason in ``no_prediction`` and
+    ``no_guarantee``, where there is none. Never raises because of the run. A private run gets no prediction:
+    it would come from exact sums over rows.
     """
     absent = {"predicted": None, "guaranteed": None, "remark": ""}
     try:
@@ -119,14 +99,7 @@ def checks(
 ) -> dict[str, Any]:
     """Prediction, guarantee and measurements of a finished run, side by side.
 
-    Parameters
-    ----------
-    tree, model, data
-        The result, and what it was made from.
-    doubling_rounds
-        Rounds of a run with twice the step size, to measure how the means move; 0 for the prediction only.
-    seed
-        Seed of that run.
+    With ``doubling_rounds``, a run of so many rounds with twice the step size measures how the means move.
 
     Returns
     -------
@@ -154,7 +127,9 @@ def checks(
     except FaldError:
         problem = None  # foresee says why
     if setting is not None and doubling_rounds > 0:
-        seen = _measured_change(tree, draws, model, data, setting, doubling_rounds, seed)
+        run = {"num_rounds": doubling_rounds, "step_size": 2 * setting.step_size}
+        others = {name: value for name, value in setting.arguments().items() if name != "step_size"}
+        seen = _measured_change(tree, model, data, {"rng_key": seed, **run, **others})
     return {
         **foresee(model, data, settings, problem),
         "measured": {**_halves(draws, tree), **_drift(draws, tree)},
@@ -170,10 +145,9 @@ def _moments(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _halves(draws: np.ndarray, tree: xr.DataTree) -> dict[str, Any]:
     half = draws.shape[1] // 2
     if half < 2:
-        return {"w2_between_halves": None, "w2_between_halves_relative": None, "w2_from_noise_relative": None}
-    distance = float(
-        gaussian.wasserstein2(*_moments(draws[:, :half]), *_moments(draws[:, draws.shape[1] - half :]))
-    )
+        return dict.fromkeys(("w2_between_halves", "w2_between_halves_relative", "w2_from_noise_relative"))
+    first, second = _moments(draws[:, :half]), _moments(draws[:, draws.shape[1] - half :])
+    distance = float(gaussian.wasserstein2(*first, *second))
     size = math.sqrt(float(np.trace(_moments(draws)[1])))
     sizes = [v for v in diagnostics.ess(tree).values() if np.isfinite(v)]
     each = float(np.median(sizes)) / 2 if sizes else math.nan
@@ -215,23 +189,14 @@ def _predicted_change(problem: Problem, setting: Setting) -> dict[str, Any] | No
 
 
 def _measured_change(
-    tree, draws: np.ndarray, model: Model, data: FederatedData, setting: Setting, rounds: int, seed: int
+    tree: xr.DataTree, model: Model, data: FederatedData, run: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """How the draws change with twice the step size; None where the chain does not survive it."""
+    """How the draws change in a further run; None where the chain does not survive it."""
+    draws, rounds = _by_chain(tree, model), run["num_rounds"]
+    shape = {"num_warmup": rounds // 4, "thinning": max(1, rounds // 400), "num_chains": draws.shape[0]}
+    start = jax.vmap(model.unravel)(jnp.asarray(draws[:, -1]))
     try:
-        twice = sample(
-            seed,
-            model,
-            data,
-            num_rounds=rounds,
-            num_warmup=rounds // 4,
-            thinning=max(1, rounds // 400),
-            num_chains=draws.shape[0],
-            initial_position=jax.vmap(model.unravel)(jnp.asarray(draws[:, -1])),
-            progress=False,
-            **{f.name: getattr(setting, f.name) for f in fields(setting) if f.name != "step_size"},
-            step_size=2 * setting.step_size,
-        )
+        twice = sample(model=model, data=data, initial_position=start, progress=False, **shape, **run)
     except NonFiniteError:
         return None
     other = _by_chain(twice, model)

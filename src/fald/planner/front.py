@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,8 @@ _FULL = full()
 class FrontPoint:
     """One run that no other run beats in rounds, accuracy and privacy at once.
 
-    Attributes
-    ----------
-    setting, num_rounds, num_warmup
-        The run.
-    error
-        Predicted: the larger of bias and sd error, from the end of the warm-up on.
-    privacy
-        Privacy loss, less is better: ``privacy_fn`` of the run, or μ per unit of sensitivity.
+    ``error`` is predicted: the larger of bias and sd error, from the end of the warm-up on. ``privacy`` is
+    the loss, less is better: ``privacy_fn`` of the run, or μ per unit of sensitivity.
     """
 
     setting: Setting
@@ -105,16 +100,8 @@ def pareto(
     Returns
     -------
     list of FrontPoint
-        In ascending order of rounds.
-
-    Raises
-    ------
-    ConfigError
-        If no run on the grid reaches any of the accuracies.
-
-    Notes
-    -----
-    Errors are predicted, not guaranteed, and the grid is coarse: ``fewest_rounds`` refines a point.
+        In ascending order of rounds; refused if no run on the grid reaches any of the accuracies. Errors are
+        predicted, not guaranteed, and the grid is coarse: ``fewest_rounds`` refines a point.
 
     Examples
     --------
@@ -125,17 +112,15 @@ def pareto(
     """
     goal = Goal() if goal is None else goal
     found = []
-    for participation in participations:
-        for rho in correlations:
-            for K in local_steps:
-                like = Setting(int(K), problem.largest_step, float(rho), participation, **fixed)
-                chain_possible(problem, like)
-                for halvings in range(num_steps):
-                    step = problem.largest_step / 2.0**halvings
-                    points = _points(problem, goal, replace(like, step_size=step), errors, privacy_fn)
-                    found += points
-                    if len(points) == len(errors):
-                        break  # every accuracy is reached: smaller steps only take longer
+    for participation, rho, K in product(participations, correlations, local_steps):
+        like = Setting(int(K), problem.largest_step, float(rho), participation, **fixed)
+        chain_possible(problem, like)
+        for halvings in range(num_steps):
+            setting = replace(like, step_size=problem.largest_step / 2.0**halvings)
+            points = _points(problem, goal, setting, errors=errors, privacy_fn=privacy_fn)
+            found += points
+            if len(points) == len(errors):
+                break  # every accuracy is reached: smaller steps only take longer
     front = _undominated(found)
     if not front:
         raise ConfigError(
@@ -145,7 +130,7 @@ def pareto(
     return front
 
 
-def _points(problem: Problem, goal: Goal, setting: Setting, errors, privacy_fn) -> list[FrontPoint]:
+def _points(problem: Problem, goal: Goal, setting: Setting, *, errors, privacy_fn) -> list[FrontPoint]:
     try:
         law = chain(problem, setting)
     except ConfigError:
@@ -162,15 +147,13 @@ def _points(problem: Problem, goal: Goal, setting: Setting, errors, privacy_fn) 
         if privacy_fn is None:
             privacy = privacy_loss(problem, setting, rounds, goal.num_chains)
         else:
-            settings = {f.name: getattr(setting, f.name) for f in fields(setting)}
-            privacy = float(privacy_fn({**settings, "num_rounds": rounds, "num_chains": goal.num_chains}))
+            counts = {"num_rounds": rounds, "num_chains": goal.num_chains}
+            privacy = float(privacy_fn({**setting.arguments(), **counts}))
         points.append(FrontPoint(setting, rounds, warmup, reached, privacy))
     return points
 
 
 def _undominated(points: list[FrontPoint]) -> list[FrontPoint]:
-    if not points:
-        return []
     # to three digits, so that rounding does not keep a run that gains nothing
     values = np.array([[float(f"{v:.3g}") for v in (p.num_rounds, p.error, p.privacy)] for p in points])
     keep = []

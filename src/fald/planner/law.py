@@ -41,19 +41,12 @@ _MOST_CHANGE = 0.5  # of a curvature, by its third-order term
 
 @dataclass(frozen=True)
 class Goal:
-    """What a run is to reach.
+    """What a run is to reach, from the end of the warm-up on and for all parameters.
 
-    Attributes
-    ----------
-    bias, sd_error
-        Largest shift of a posterior mean in posterior standard deviations, and largest relative error of a
-        standard deviation, over all parameters and from the end of the warm-up on.
-    w2
-        Largest W2 distance to the posterior, in units of the parameters.
-    ess
-        Effective draws of the slowest parameter over all chains; 0 asks only for the law to arrive.
-    num_chains, ess_per_chain
-        Chains, and the least effective draws of each: with 150 the split R-hat is near 1.007.
+    ``bias`` is the largest shift of a posterior mean in posterior standard deviations, ``sd_error`` the
+    largest relative error of a standard deviation, ``w2`` the largest W2 distance in units of the
+    parameters. ``ess`` are effective draws of the slowest parameter over all chains; 0 asks only for the law
+    to arrive. Each of ``num_chains`` has at least ``ess_per_chain``: with 150 the split R-hat is near 1.007.
     """
 
     bias: float = 0.05
@@ -78,56 +71,34 @@ class Goal:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Local models of all clients, in coordinates whose origin is the mode.
+    """Local models of all clients, in coordinates whose origin is the mode; of f^c and not of p_c f^c.
 
-    Attributes
-    ----------
-    hessians, gradients, weights
-        (N, d, d) H_c, (N, d) g_c and (N,) p_c, of f^c and not of p_c f^c.
-    start
-        (d,) where the chains start.
-    parameters
-        Names of the d parameters.
-    directions, skews, scatters, sizes
-        As in ``fald.calculus.mode.LocalModel``, stacked, and the clients' rows; ``None`` leaves the
-        third-order term, or the noise of batches, out.
-    constants, uncertified
-        Constants of the bounds; ``None`` and the reason where there are none.
+    ``directions``, ``skews`` and ``scatters`` as in ``fald.calculus.mode.LocalModel``, stacked; without
+    them, or without the clients' rows in ``sizes``, the third-order term or the noise of batches is left
+    out.
     """
 
-    hessians: Array
-    gradients: Array
-    weights: Array
-    start: Array
-    parameters: tuple[str, ...]
+    hessians: Array  # (N, d, d) H_c
+    gradients: Array  # (N, d) g_c
+    weights: Array  # (N,) p_c
+    start: Array  # (d,) where the chains start
+    parameters: tuple[str, ...]  # names
     directions: Array | None = None
     skews: Array | None = None
     scatters: Array | None = None
     sizes: Array | None = None
-    constants: theory.Constants | None = None
-    uncertified: str = "no constants were given"
+    constants: theory.Constants | None = None  # of the bounds
+    uncertified: str = "no constants were given"  # why there are none
 
     @classmethod
     def from_preparation(
         cls, found: Preparation, constants: theory.Constants | None = None, uncertified: str = ""
     ) -> Problem:
         """Local models of a federation, from ``fald.calculus.mode.prepare``."""
-        stacked = {
-            name: np.stack([getattr(own, name) for own in found.local]) for name in found.local[0]._fields
-        }
-        return cls(
-            stacked["hessian"],
-            stacked["gradient"],
-            found.weights,
-            found.start - found.mode,
-            found.parameters,
-            stacked["directions"],
-            stacked["skews"],
-            stacked["scatter"],
-            found.sizes,
-            constants,
-            uncertified or "no constants were given",
-        )
+        own = type(found.local[0])(*(np.stack(parts) for parts in zip(*found.local)))
+        place = found.weights, found.start - found.mode, found.parameters
+        more = own.directions, own.skews, own.scatter, found.sizes, constants
+        return cls(own.hessian, own.gradient, *place, *more, uncertified or cls.uncertified)
 
     @classmethod
     def from_gaussian(
@@ -135,6 +106,7 @@ class Problem:
         hessians: ArrayLike,
         centers: ArrayLike,
         weights: ArrayLike,
+        *,
         start: ArrayLike | None = None,
         constants: theory.Constants | None = None,
     ) -> Problem:
@@ -244,9 +216,8 @@ class Chain(NamedTuple):
             if self.excess(high, goal, towards) > 1:
                 low, high = high, max(1, 2 * high)
                 continue
-            later = [
-                r for r in (high * 3 // 2, 2 * high, 4 * high, 8 * high) if self.excess(r, goal, towards) > 1
-            ]
+            ahead = (high * 3 // 2, 2 * high, 4 * high, 8 * high)
+            later = [r for r in ahead if self.excess(r, goal, towards) > 1]
             if not later:
                 break
             low, high = later[-1], 2 * later[-1]
@@ -267,27 +238,18 @@ class Chain(NamedTuple):
 
 
 class _Rounds(NamedTuple):
-    """What a setting does at each client, in the eigenbasis of its H_c.
+    """What a setting does at each client, in the eigenbasis of its H_c; drawn as in ``fald.gaussian``."""
 
-    ``left`` (N, d, K) are the powers (1−ηλ)^j, ``gain`` (N, d) is 1 − (1−ηλ)^K, ``heat`` (N, d) is
-    Σ_j η(1−ηλ)^{2j}. ``chance``, ``spread`` and ``own`` describe the participation as in ``fald.gaussian``.
-    """
-
-    left: Array
-    gain: Array
-    heat: Array
+    left: Array  # (N, d, K) powers (1−ηλ)^j
+    gain: Array  # (N, d) 1 − (1−ηλ)^K
+    heat: Array  # (N, d) Σ_j η(1−ηλ)^{2j}
     chance: Array
     spread: float
     own: Array
 
 
 def chain(problem: Problem, setting: Setting) -> Chain:
-    """Law of the chain with these settings.
-
-    Raises
-    ------
-    ConfigError
-        If a setting is out of its range, or a round does not contract.
+    """Law of the chain with these settings; rounds that do not contract are refused.
 
     Examples
     --------
@@ -302,12 +264,12 @@ def chain(problem: Problem, setting: Setting) -> Chain:
     if s.temperature == 0:
         raise ConfigError("temperature must be > 0 here: at 0 there is a point estimate and no law; got 0")
     values, basis, centers = problem.spectrum
-    drawn = gaussian._drawn(problem.weights, s.participation, s.noise)
+    drawn = gaussian.drawn(problem.weights, s)
     rounds = _rounds(values, s, drawn)
     rates, turn, mean, covariance = _limit(problem, s, rounds)
     posterior = s.temperature * np.linalg.inv(problem.precision)
     if problem.skews is not None:
-        bent = _bend(problem, s, rounds, turn @ covariance @ turn.T, posterior)
+        bent = _bend(problem, s, rounds, (turn @ covariance @ turn.T, posterior))
         mean = mean + turn @ ((turn.T @ (rounds.chance @ bent)) / rates)
         here = _turned(basis.transpose(0, 2, 1), mean)
         usual = centers + rounds.left.mean(-1) * (here - centers)
@@ -321,22 +283,9 @@ def chain(problem: Problem, setting: Setting) -> Chain:
 def _limit(problem: Problem, s: Setting, rounds: _Rounds) -> tuple[Array, Array, Array, Array]:
     """Eigenvalues and eigenvectors of Ḡ, stationary mean, and stationary covariance in that basis."""
     _, basis, centers = problem.spectrum
-    q, f = rounds.chance, rounds.spread
-    average = _mixed(basis, q[:, None] * rounds.gain)
-    if not np.isfinite(average).all():
-        raise gaussian._not_contracting(math.inf)
-    rates, turn = np.linalg.eigh(average)
-    if rates[0] <= len(rates) * np.finfo(float).eps * rates[-1] or rates[-1] >= 2:
-        raise gaussian._not_contracting(float(np.max((1 - rates) ** 2)))
-    pull = _turned(basis, rounds.gain * centers)
-    mean = turn @ ((turn.T @ (q @ pull)) / rates)
-    added = _added(problem, s, rounds)
-    if f > 0:
-        moved = pull - _turned(basis, rounds.gain * _turned(basis.transpose(0, 2, 1), mean))
-        apart = np.sqrt(q)[:, None] * (moved - q @ moved)
-        added = added + f * (apart.T @ apart)
-    covariance = _fixed_covariance(turn.T @ added @ turn, rates, turn.T @ basis if f > 0 else basis, rounds)
-    return rates, turn, mean, covariance
+    gain = (basis * rounds.gain[:, None, :]) @ basis.transpose(0, 2, 1)
+    pull, added = _turned(basis, rounds.gain * centers), _added(problem, s, rounds)
+    return gaussian.fixed_point(gain, pull, added, chance=rounds.chance, spread=rounds.spread)
 
 
 def _added(problem: Problem, s: Setting, rounds: _Rounds) -> Array:
@@ -347,7 +296,11 @@ def _added(problem: Problem, s: Setting, rounds: _Rounds) -> Array:
     if rho2 > 0 and f < 1:
         added = added + 2 * s.temperature * s.step_size * (1 - f) * rho2 * _shared(basis, rounds)
     if s.batch_size is not None and problem.scatters is not None and problem.sizes is not None:
-        added = added + _batch_noise(problem.scatters, problem.sizes, s, basis, rounds)
+        # the gradient noise of batches at the mode
+        scale = problem.sizes.sum() ** 2 / s.batch_size * np.maximum(1 - s.batch_size / problem.sizes, 0)
+        turned = basis.transpose(0, 2, 1) @ problem.scatters @ basis * scale[:, None, None]
+        own = turned * s.step_size**2 * (rounds.left @ rounds.left.transpose(0, 2, 1))
+        added = added + np.tensordot((1 - f) * q**2 + f * q, basis @ own @ basis.transpose(0, 2, 1), 1)
     return added
 
 
@@ -383,8 +336,8 @@ def _shared(basis: Array, rounds: _Rounds) -> Array:
     if count == steps:
         powers, weights = rounds.left, np.eye(steps)
     else:
-        nodes = np.round((steps - 1) * (1 - np.cos(np.pi * np.arange(count) / (count - 1))) / 2).astype(int)
-        nodes = np.unique(nodes)
+        angles = np.pi * np.arange(count) / (count - 1)
+        nodes = np.unique(np.round((steps - 1) * (1 - np.cos(angles)) / 2).astype(int))
         place = 2 * np.arange(steps) / (steps - 1) - 1
         polynomials = np.polynomial.chebyshev.chebvander(place, len(nodes) - 1)
         lagrange = np.linalg.solve(polynomials[nodes].T, polynomials.T)
@@ -393,55 +346,8 @@ def _shared(basis: Array, rounds: _Rounds) -> Array:
     return np.tensordot(np.tensordot(weights, mixed, 1), mixed, ((0, 2), (0, 2)))
 
 
-def _batch_noise(scatters: Array, sizes: Array, s: Setting, basis: Array, rounds: _Rounds) -> Array:
-    """Covariance that the gradient noise of batches at the mode adds to the average in a round."""
-    assert s.batch_size is not None
-    scale = sizes.sum() ** 2 / s.batch_size * np.maximum(1 - s.batch_size / sizes, 0)
-    turned = basis.transpose(0, 2, 1) @ scatters @ basis * scale[:, None, None]
-    own = turned * s.step_size**2 * (rounds.left @ rounds.left.transpose(0, 2, 1))
-    q, f = rounds.chance, rounds.spread
-    return np.tensordot((1 - f) * q**2 + f * q, basis @ own @ basis.transpose(0, 2, 1), 1)
-
-
-def _fixed_covariance(added: Array, rates: Array, basis: Array, rounds: _Rounds) -> Array:
-    """Solve ḠC + CḠ − (1−f)ḠCḠ − f Σ_c q_c G_c C G_c = added, all in the eigenbasis of Ḡ.
-
-    Drawn devices: by conjugate gradients preconditioned with the solution for f = 0. The operator is
-    symmetric, and positive definite exactly when a round contracts.
-    """
-    pairs = rates[:, None] + rates - rates[:, None] * rates
-    solution = added / pairs
-    f = rounds.spread
-    if f == 0:
-        return solution
-    gain = (basis * rounds.gain[:, None, :]) @ basis.transpose(0, 2, 1)
-    weighed = rounds.chance[:, None, None] * gain
-
-    def apply(C: Array) -> Array:
-        both = np.sum(weighed @ (C @ gain), axis=0)
-        return (pairs + f * rates[:, None] * rates) * C - f * (both + both.T) / 2
-
-    residual = added - apply(solution)
-    step = fresh = residual / pairs
-    size = float(np.sum(residual * fresh))
-    for _ in range(500):
-        if size <= 1e-16 * float(np.sum(added * solution)):
-            return solution
-        image = apply(step)
-        curvature = float(np.sum(step * image))
-        if not curvature > 0:
-            break
-        solution = solution + (size / curvature) * step
-        residual = residual - (size / curvature) * image
-        fresh = residual / pairs
-        size, before = float(np.sum(residual * fresh)), size
-        step = fresh + (size / before) * step
-    raise gaussian._not_contracting(1.0)
-
-
-def _bend(problem: Problem, s: Setting, rounds: _Rounds, covariance: Array, posterior: Array) -> Array:
-    """(N, d) third-order pull on each client: see the module."""
-    assert problem.skews is not None
+def _bend(problem: Problem, s: Setting, rounds: _Rounds, covariances: tuple[Array, Array]) -> Array:
+    """(N, d) third-order pull on each client, from the covariances of the chain and of the posterior."""
     _, basis, _ = problem.spectrum
     own, S = 1 / problem.weights, s.participation.num_participants or 1
     # E[w_c v_c]/q_c, how hot a client is when it takes part
@@ -450,7 +356,7 @@ def _bend(problem: Problem, s: Setting, rounds: _Rounds, covariance: Array, post
     elif s.noise == "realised" and s.participation.scheme == "without-replacement":
         own = np.full(len(problem.weights), float(S))
     heat = 2 * s.step_size * s.temperature * ((1 - s.correlation**2) * own + s.correlation**2)
-    inside, wanted = (np.einsum("cpk,cpk->ck", C @ basis, basis)[:, :, None] for C in (covariance, posterior))
+    inside, wanted = (np.einsum("cpk,cpk->ck", C @ basis, basis)[:, :, None] for C in covariances)
     squares = rounds.left**2
     hotter = inside * squares + heat[:, None, None] * (np.cumsum(squares, -1) - squares) - wanted
     weights = s.step_size * rounds.left[:, :, ::-1] @ hotter.transpose(0, 2, 1)

@@ -20,6 +20,7 @@ from fald.core.errors import ConfigError
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
 from fald.settings.participation import full
 from fald.theory import gaussian
+from fald.theory.measured import Measured
 
 Array = NDArray[Any]
 
@@ -30,20 +31,12 @@ _FORGOTTEN = Goal(bias=0.01, sd_error=0.01)
 class Prediction:
     """Errors of a chain against the posterior, by the law of the local models. Not a guarantee.
 
-    Attributes
-    ----------
-    w2, w2_relative
-        W2 distance in units of the parameters, and divided by √tr of the posterior covariance.
-    bias, sd_error
-        Of the worst parameter: shift of its mean in posterior sds, and relative error of its sd.
-    bias_parameter, sd_parameter
-        Which parameters those are.
-    shifts, sd_errors
-        (d,) the same for every parameter, signed.
-    autocorrelation_time
-        Rounds per effective draw, of the slowest parameter.
-    forgotten
-        Rounds until mean and sd of every parameter are within 1% of a posterior sd of their limits.
+    ``w2`` is in units of the parameters, ``w2_relative`` divided by √tr of the posterior covariance;
+    ``bias`` is the shift of a mean in posterior sds and ``sd_error`` the relative error of an sd, each of
+    the worst parameter, ``bias_parameter`` and ``sd_parameter``; ``shifts`` and ``sd_errors`` (d,) are those
+    of all, signed. ``autocorrelation_time`` is rounds per effective draw of the slowest parameter,
+    ``forgotten`` the rounds until mean and sd of every parameter are within 1% of a posterior sd of their
+    limits.
     """
 
     w2: float
@@ -62,16 +55,9 @@ class Prediction:
 class Guarantee:
     """What the published bounds guarantee; ``None`` where they guarantee nothing, and ``reason`` says why.
 
-    Attributes
-    ----------
-    w2
-        Bound on W2 with the settings and rounds of the run.
-    terms
-        Its named terms.
-    num_rounds, step_size
-        Rounds after which the bound certifies the W2 that is predicted, with the step size it needs.
-    reason
-        Which precondition fails.
+    ``w2`` is the bound with the settings and rounds of the run, ``terms`` are its named terms;
+    ``num_rounds`` is after how many rounds the bound certifies the W2 that is predicted, with the
+    ``step_size`` it needs.
     """
 
     w2: float | None = None
@@ -91,25 +77,10 @@ class Trajectory(NamedTuple):
 
 
 def predict(problem: Problem, setting: Setting, num_rounds: float = math.inf) -> Prediction:
-    """Errors of the position after some rounds; in the limit unless a number is given.
+    """Errors of the position after some rounds from the start, a single point; in the limit unless given.
 
-    Parameters
-    ----------
-    problem, setting
-        The local models, and what to run on them.
-    num_rounds
-        Rounds from the start, a single point.
-
-    Returns
-    -------
-    Prediction
-        Exact for Gaussian energies with full participation and full batches. With drawn devices W2 is
-        that of Gaussians of the same moments, a lower bound.
-
-    Raises
-    ------
-    ConfigError
-        If the chain diverges with these settings.
+    Exact for Gaussian energies with full participation and full batches. With drawn devices W2 is that of
+    Gaussians of the same moments, a lower bound. Settings with which the chain diverges are refused.
 
     Notes
     -----
@@ -155,21 +126,12 @@ def rounds_to(problem: Problem, setting: Setting, goal: Goal) -> int | None:
 
 
 def guarantee(problem: Problem, setting: Setting, num_rounds: float, epsilon: float) -> Guarantee:
-    """What the published bounds say of a run, or why they say nothing.
-
-    Parameters
-    ----------
-    problem, setting, num_rounds
-        The run; ``problem.constants`` are needed.
-    epsilon
-        W2 for which the certified rounds are wanted.
-    """
+    """What the bounds say of a run, and of the rounds to W2 ≤ ``epsilon``; or why they say nothing."""
     known, s = problem.constants, setting
     if known is None:
         return Guarantee(reason=problem.uncertified)
-    estimated = getattr(known, "estimated", [])
-    if estimated:
-        names = ", ".join(name.replace("_", "-") for name in estimated)
+    if isinstance(known, Measured) and known.estimated:
+        names = ", ".join(name.replace("_", "-") for name in known.estimated)
         return Guarantee(reason=f"only estimated, not bounded: {names}")
     if s.participation.scheme != "full" and s.noise == "realised":
         return Guarantee(reason='drawn devices are covered with noise = "paper" only')

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fald.calculus.mode import MAX_DIM, prepare
+from fald.calculus.mode import prepare
 from fald.calculus.spectrum import extremes
+from fald.calculus.sums import MAX_DIM
 from fald.core.errors import ConfigError, FaldError
 from fald.core.threads import one_thread
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
@@ -71,7 +72,7 @@ class Plan:
 def fewest_rounds(
     problem: Problem, goal: Goal | None = None, *, local_steps: Sequence[int] = LOCAL_STEPS, **fixed: Any
 ) -> Plan:
-    """Run that meets a goal in the fewest rounds.
+    """Run that meets a goal in the fewest rounds; refused where no step size up to 1/L meets it.
 
     Parameters
     ----------
@@ -82,19 +83,9 @@ def fewest_rounds(
     **fixed
         Other fields of ``Setting``: correlation, participation, noise, temperature, batch_size.
 
-    Returns
-    -------
-    Plan
-        ``best``, and a candidate for every number of local steps.
-
-    Raises
-    ------
-    ConfigError
-        If no step size meets the goal with any of them.
-
     Notes
     -----
-    Step sizes above 1/L are not considered. Predicted, not guaranteed: see ``Plan.best.guaranteed``.
+    Predicted, not guaranteed: see ``Plan.best.guaranteed``.
 
     Examples
     --------
@@ -109,17 +100,14 @@ def fewest_rounds(
         arrival = law.arrival(goal)
         return math.inf if arrival is None else arrival + goal.draws * float(law.autocorrelation_time().max())
 
-    def shape(law: Chain) -> tuple[int, int, int] | None:
-        arrival = law.arrival(goal)
-        if arrival is None:
-            return None
-        thinning, kept = _draws(law, goal)
+    def shape(law: Chain) -> tuple[int, int, int]:
+        arrival, (thinning, kept) = law.arrival(goal) or 0, _draws(law, goal)
         if kept == 0:
             return max(arrival, 1), max(arrival, 1) - 1, 1
-        warmup = _up(arrival)
-        return warmup + thinning * _up(kept), warmup, thinning
+        return _up(arrival) + thinning * _up(kept), _up(arrival), thinning
 
-    plan = _search(problem, goal, local_steps, fixed, cost, shape, lambda c: c.num_rounds)
+    likes = _likes(problem, local_steps, fixed)
+    plan = _search(problem, goal, likes, cost=cost, shape=shape, merit=lambda c: c.num_rounds)
     if plan is None:
         raise ConfigError(
             f"no step size gives bias ≤ {goal.bias:g}, sd-error ≤ {goal.sd_error:g} and W2 ≤ {goal.w2:g} "
@@ -138,7 +126,7 @@ def best_accuracy(
     local_steps: Sequence[int] = LOCAL_STEPS,
     **fixed: Any,
 ) -> Plan:
-    """Most accurate run of a given length.
+    """Most accurate run of a given length; refused where it does not suffice for the draws.
 
     Parameters
     ----------
@@ -148,11 +136,6 @@ def best_accuracy(
         Rounds in total, warm-up included.
     goal
         Wanted draws; of its errors only the ratios count: the largest multiple of them is minimised.
-
-    Raises
-    ------
-    ConfigError
-        If the rounds do not suffice for the draws with any of the local steps.
 
     Examples
     --------
@@ -180,7 +163,8 @@ def best_accuracy(
     def merit(c: Candidate) -> float:
         return cost(chain(problem, c.setting))
 
-    plan = _search(problem, goal, local_steps, fixed, cost, shape, merit)
+    likes = _likes(problem, local_steps, fixed)
+    plan = _search(problem, goal, likes, cost=cost, shape=shape, merit=merit)
     if plan is None:
         raise ConfigError(
             f"num-rounds = {num_rounds} do not give {goal.draws:.0f} effective draws per chain",
@@ -211,11 +195,6 @@ def plan(
     local_steps, fixed
         As in ``fewest_rounds``.
 
-    Raises
-    ------
-    DataError, ConfigError
-        If there is no mode, or no setting that will do.
-
     Notes
     -----
     Above 500 parameters there are no local models: the plan then takes one local step per round, whose law
@@ -242,9 +221,7 @@ def plan(
     return replace(chosen, num_exchanges=exchanges)
 
 
-def _without_matrices(
-    model: Model, data: FederatedData, setting: Setting, start: ArrayLike | None
-) -> Problem:
+def _without_matrices(model: Model, data: FederatedData, setting: Setting, start) -> Problem:
     """A Gaussian posterior of two parameters, with the extreme curvatures of the real one.
 
     With one local step on all rows at all clients a round is a step along the joint energy, so that every
@@ -257,8 +234,8 @@ def _without_matrices(
             hint="leave out batch-size and participation, or choose settings by hand",
         )
     found = extremes(model, data, start)
-    away = np.full(2, found.distance)
-    problem = Problem.from_gaussian([np.diag([found.least, found.largest])], [np.zeros(2)], [1.0], away)
+    one, away = ([np.diag([found.least, found.largest])], [np.zeros(2)], [1.0]), np.full(2, found.distance)
+    problem = Problem.from_gaussian(*one, start=away)
     names = ("the flattest direction", "the steepest direction")
     return replace(problem, parameters=names, uncertified="no bounds above 500 parameters")
 
@@ -266,19 +243,12 @@ def _without_matrices(
 def local_models(
     model: Model, data: FederatedData, setting: Setting, *, start: ArrayLike | None = None
 ) -> tuple[Problem, int]:
-    """Local models at the mode, with the constants of the bounds where there are any.
-
-    Returns
-    -------
-    tuple
-        The problem, and the exchanges with all clients that it took.
-    """
+    """Local models at the mode, with the constants of the bounds if there are any; exchanges it took."""
     found = prepare(model, data, start=start)
     known, uncertified = None, ""
+    run = {"temperature": setting.temperature, "batch_size": setting.batch_size}
     try:
-        known = constants(
-            model, data, temperature=setting.temperature, batch_size=setting.batch_size, preparation=found
-        )
+        known = constants(model, data, preparation=found, **run)
     except FaldError as error:
         uncertified = error.message
     return Problem.from_preparation(found, known, uncertified), found.num_exchanges + 1
@@ -290,10 +260,17 @@ def _draws(law: Chain, goal: Goal) -> tuple[int, int]:
     return thinning, math.ceil(goal.draws * float(law.autocorrelation_time(thinning).max()))
 
 
-def _search(problem, goal: Goal, local_steps, fixed, cost, shape, merit) -> Plan | None:
+def _likes(problem: Problem, local_steps: Sequence[int], fixed: dict[str, Any]) -> list[Setting]:
+    """A setting for every number of local steps, valid apart from its step size."""
+    likes = [Setting(int(K), problem.largest_step, **fixed) for K in local_steps]
+    for like in likes:
+        chain_possible(problem, like)
+    return likes
+
+
+def _search(problem: Problem, goal: Goal, likes: list[Setting], *, cost, shape, merit) -> Plan | None:
     candidates, guess = [], problem.largest_step / 4
-    for K in local_steps:
-        like = Setting(int(K), problem.largest_step, **fixed)
+    for like in likes:
 
         def judged(step: float, like: Setting = like) -> float:
             try:
@@ -301,17 +278,15 @@ def _search(problem, goal: Goal, local_steps, fixed, cost, shape, merit) -> Plan
             except ConfigError:
                 return math.inf
 
-        chain_possible(problem, like)
-        step = _down(_least(judged, guess / int(K), problem.largest_step))
+        step = _down(_least(judged, guess / like.local_steps, problem.largest_step))
         setting = replace(like, step_size=step)
         law = chain(problem, setting) if math.isfinite(judged(step)) else None
-        guess = guess if law is None else step * int(K)  # K·η changes little with K
         form = None if law is None else shape(law)
         if law is None or form is None:
-            candidates.append(
-                Candidate(setting, 0, 0, 1, 0.0, None, Guarantee(reason="no step size will do"))
-            )
+            none = Guarantee(reason="no step size will do")
+            candidates.append(Candidate(setting, 0, 0, 1, 0.0, None, none))
             continue
+        guess = step * like.local_steps  # K·η changes little with K
         rounds, warmup, thinning = form
         kept = (rounds - warmup) // thinning
         ess = goal.num_chains * kept / float(law.autocorrelation_time(thinning).max())

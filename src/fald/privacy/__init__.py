@@ -8,8 +8,7 @@ from a budget to settings; ``statement`` puts the result into words.
 from fald.privacy.accountant import Ledger, account
 from fald.privacy.calibration import Budget, Calibration, FrontPoint, calibrate, pareto_front
 from fald.privacy.events import Presence, StepNoise, step_noise
-from fald.privacy.forms import PaperForms, paper_forms
-from fald.privacy.paper import PaperBound, paper_bound
+from fald.privacy.paper import PaperBound, PaperForms, paper_bound, paper_forms
 from fald.privacy.pld import step_profile
 from fald.privacy.protection import Protection
 from fald.privacy.report import PrivacyReport

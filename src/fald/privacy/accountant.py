@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fald.core.errors import ConfigError, PrivacyError
-from fald.privacy.accountants import ACCOUNTANTS
+from fald.privacy.accountants import ACCOUNTANTS, Steps
 from fald.privacy.compose import Loss
 from fald.privacy.events import View, step_noise
 from fald.privacy.report import Method, PrivacyReport, Sampling, Shown
@@ -19,20 +20,14 @@ from fald.privacy.settings import RunSettings
 if TYPE_CHECKING:
     import xarray as xr
 
+_Reading = Callable[[Steps, Loss], Any]
+
 
 class Ledger:
     """ε of every client after any number of rounds; build once, ask often.
 
+    Parameters are those of ``account``; the rounds of ``settings`` are the most that can be asked for.
     Clients with equal weight, size and participation are computed once.
-
-    Parameters
-    ----------
-    settings
-        The run; its ``num_rounds`` is the most that can be asked for.
-    delta
-        δ of the guarantee, the same for all rounds.
-    method, sampling, view, num_colluders, participation, times_drawn
-        As in ``account``.
 
     Examples
     --------
@@ -56,8 +51,7 @@ class Ledger:
         times_drawn: ArrayLike | None = None,
     ):
         _check_options(delta, method, sampling, participation)
-        self.settings, self.delta = settings, float(delta)
-        self.method: Method = method
+        self.settings, self.delta, self.method = settings, float(delta), method
         self.sampling: Sampling = sampling
         self.participation: Shown = participation
         self.noise = step_noise(settings, view=view, num_colluders=num_colluders)
@@ -75,9 +69,8 @@ class Ledger:
             key = (settings.sizes[c], None if times is None else times.tobytes())
             if key not in seen:
                 seen[key] = len(self._ledgers)
-                self._ledgers.append(
-                    ClientLedger(self.noise, c, times, delta=self.delta, method=method, sampling=sampling)
-                )
+                how = {"delta": self.delta, "method": method, "sampling": sampling}
+                self._ledgers.append(ClientLedger(self.noise, c, times, **how))
             self._which[c] = seen[key]
         self._last: dict[int, tuple[int, Loss]] = {}
 
@@ -102,12 +95,10 @@ class Ledger:
                     "counts of rounds per client are not enough here: the noise differs between rounds",
                     hint="give times-drawn as a table of rounds by clients",
                 )
-            if np.any(times < 0) or np.any(times > s.num_chains * s.num_rounds):
-                raise ConfigError(
-                    f"rounds taken part in must be between 0 and {s.num_chains * s.num_rounds}; got {times}"
-                )
-            flat = np.arange(s.num_chains * s.num_rounds)[:, None] < times
-            return flat.reshape(shape).astype(int)
+            rounds = s.num_chains * s.num_rounds
+            if np.any(times < 0) or np.any(times > rounds):
+                raise ConfigError(f"rounds taken part in must be between 0 and {rounds}; got {times}")
+            return (np.arange(rounds)[:, None] < times).reshape(shape).astype(int)
         if times.ndim == 2 and s.num_chains == 1:
             times = times[None]
         if times.shape != shape or np.any(times < 0) or np.any(times != np.floor(times)):
@@ -131,20 +122,21 @@ class Ledger:
             self._last[index] = (num_rounds, loss)
         return loss
 
-    def _check_rounds(self, num_rounds: int | None) -> int:
-        rounds = self.settings.num_rounds if num_rounds is None else num_rounds
-        if not 0 <= rounds <= self.settings.num_rounds:
-            raise ConfigError(f"num-rounds must be between 0 and {self.settings.num_rounds}; got {rounds}")
-        return int(rounds)
-
-    def epsilon(self, num_rounds: int | None = None) -> np.ndarray:
-        """(N,) ε of each client after ``num_rounds`` rounds; all of them where not given."""
-        rounds = self._check_rounds(num_rounds)
+    def _each(self, num_rounds: int | None, read: _Reading, idle: Any = 0.0) -> np.ndarray:
+        """(N, …) what ``read`` finds in each client's loss; ``idle`` for one that reveals nothing."""
+        most = self.settings.num_rounds
+        rounds = most if num_rounds is None else num_rounds
+        if not 0 <= rounds <= most:
+            raise ConfigError(f"num-rounds must be between 0 and {most}; got {rounds}")
         values = [
-            0.0 if led.idle or rounds == 0 else led.steps.epsilon(self._loss(i, rounds), self.delta)
+            idle if led.idle or rounds == 0 else read(led.steps, self._loss(i, int(rounds)))
             for i, led in enumerate(self._ledgers)
         ]
         return np.array(values)[self._which]
+
+    def epsilon(self, num_rounds: int | None = None) -> np.ndarray:
+        """(N,) ε of each client after ``num_rounds`` rounds; all of them where not given."""
+        return self._each(num_rounds, lambda steps, loss: steps.epsilon(loss, self.delta))
 
     def worst(self, num_rounds: int | None = None) -> float:
         """Largest ε of any client after ``num_rounds`` rounds."""
@@ -152,12 +144,7 @@ class Ledger:
 
     def delta_at(self, epsilon: float, num_rounds: int | None = None) -> np.ndarray:
         """(N,) δ that goes with a chosen ε after ``num_rounds`` rounds."""
-        rounds = self._check_rounds(num_rounds)
-        values = [
-            0.0 if led.idle or rounds == 0 else led.steps.delta(self._loss(i, rounds), float(epsilon))
-            for i, led in enumerate(self._ledgers)
-        ]
-        return np.array(values)[self._which]
+        return self._each(num_rounds, lambda steps, loss: steps.delta(loss, float(epsilon)))
 
     def max_rounds(self, epsilon: float) -> int:
         """Most rounds, up to those of the settings, after which no client's ε exceeds ``epsilon``."""
@@ -165,8 +152,7 @@ class Ledger:
         for led in self._ledgers:
             if led.idle:
                 continue
-            low, low_loss, high = 0, None, most + 1
-            probe = most  # often all rounds fit
+            low, low_loss, high, probe = 0, None, most + 1, most  # often all rounds fit
             while high - low > 1:
                 loss = led.advance(None, 0, probe) if led.constant else led.advance(low_loss, low, probe)
                 if led.steps.epsilon(loss, self.delta) <= epsilon:
@@ -183,18 +169,16 @@ class Ledger:
         For a run that was stopped early this is the report to publish: its ε is the one by which
         ``max_rounds`` stopped it.
         """
-        rounds = self._check_rounds(num_rounds)
+        epsilon = self.epsilon(num_rounds)
+        rounds = self.settings.num_rounds if num_rounds is None else int(num_rounds)
         settings = self.settings.first_rounds(rounds)
         if self._times is None:
             taken_part = self.noise.inclusion * rounds * settings.num_chains
         else:
             taken_part = np.sum(self._times[:, :rounds] > 0, axis=(0, 1)).astype(float)
-        interval, order = np.full(len(self._ledgers), math.nan), np.full(len(self._ledgers), math.nan)
-        epsilon = self.epsilon(rounds)
-        for i, led in enumerate(self._ledgers):
-            if led.idle:
-                continue
-            interval[i], order[i] = led.steps.precision(self._loss(i, rounds), self.delta)
+        found = self._each(
+            rounds, lambda steps, loss: steps.precision(loss, self.delta), (math.nan, math.nan)
+        )
         return PrivacyReport(
             epsilon=epsilon,
             delta=self.delta,
@@ -206,8 +190,8 @@ class Ledger:
             settings=settings,
             noise=step_noise(settings, view=self.noise.view, num_colluders=self.noise.num_colluders),
             rounds_taken_part=taken_part,
-            grid_interval=interval[self._which],
-            rdp_order=order[self._which],
+            grid_interval=found[:, 0],
+            rdp_order=found[:, 1],
         )
 
 
@@ -217,17 +201,19 @@ def _check_options(delta: float, method: str, sampling: str, participation: str)
             f"delta must be between 0 and 1, both excluded; got {delta}",
             hint="Gaussian noise gives no guarantee with delta 0; choose well below 1 / (rows of a client)",
         )
-    if method not in ACCOUNTANTS:
-        raise ConfigError(f"method must be {' or '.join(map(repr, ACCOUNTANTS))}; got {method!r}")
     if sampling == "shuffled":
         raise PrivacyError(
             "batches from shuffled epochs are not independent draws: no amplification is proved for them",
             hint="draw a fresh batch at every step, or use all rows",
         )
-    if sampling not in ("without-replacement", "poisson"):
-        raise ConfigError(f"sampling must be 'without-replacement' or 'poisson'; got {sampling!r}")
-    if participation not in ("hidden", "realised"):
-        raise ConfigError(f"participation must be 'hidden' or 'realised'; got {participation!r}")
+    chosen = (
+        ("method", method, tuple(ACCOUNTANTS)),
+        ("sampling", sampling, get_args(Sampling)),
+        ("participation", participation, get_args(Shown)),
+    )
+    for name, value, known in chosen:
+        if value not in known:
+            raise ConfigError(f"{name} must be {' or '.join(map(repr, known))}; got {value!r}")
 
 
 def account(
@@ -277,14 +263,8 @@ def account(
     Returns
     -------
     PrivacyReport
-        Per-client ε, the worst, and everything they rest on.
-
-    Raises
-    ------
-    PrivacyError
-        If the run gives no privacy: ρ = 1, τ = 0, unbounded gradients, shuffled batches.
-    ConfigError
-        If an option is outside its range.
+        Per-client ε, the worst, and everything they rest on. A run that gives no privacy (ρ = 1, τ = 0,
+        unbounded gradients, shuffled batches) is a ``PrivacyError``.
 
     Notes
     -----
@@ -293,10 +273,6 @@ def account(
     observer sees who took part, but only on average over that draw: it is no promise to a client
     that was drawn unusually often, and none at all where participants follow from a seed that was
     fixed beforehand. ``"realised"`` is right in both cases.
-
-    References
-    ----------
-    Zhu, Dong, Wang, "Optimal accounting of differential privacy via characteristic function" (2022).
 
     Examples
     --------
@@ -308,13 +284,6 @@ def account(
     """
     if not isinstance(settings, RunSettings):
         settings = RunSettings.from_tree(settings)
-    return Ledger(
-        settings,
-        delta=delta,
-        method=method,
-        sampling=sampling,
-        view=view,
-        num_colluders=num_colluders,
-        participation=participation,
-        times_drawn=times_drawn,
-    ).report()
+    seen = {"view": view, "num_colluders": num_colluders, "participation": participation}
+    how = {"method": method, "sampling": sampling, "times_drawn": times_drawn}
+    return Ledger(settings, delta=delta, **seen, **how).report()

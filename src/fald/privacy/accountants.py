@@ -18,16 +18,8 @@ from fald.privacy.compose import Loss
 class Releases(NamedTuple):
     """The local steps of one client that an accountant is made for.
 
-    Attributes
-    ----------
-    multipliers, counts
-        Noise multipliers that occur, and how often each is expected to.
-    rows, size
-        Rows of a batch and of the client.
-    sampling
-        How batches are drawn.
-    delta
-        The δ at which the result will be read.
+    ``multipliers`` of noise that occur, and ``counts`` of how often each is expected to; ``rows`` of a batch
+    and ``size`` of the client; how batches are drawn; the ``delta`` at which the result will be read.
     """
 
     multipliers: np.ndarray
@@ -60,21 +52,11 @@ class Steps(Protocol):
 
 @dataclass(frozen=True)
 class Accountant:
-    """One accountant.
-
-    Attributes
-    ----------
-    steps
-        ``(releases, total) -> Steps``; ``total`` gives the loss of the whole run from a candidate's steps.
-    says
-        What a privacy statement says of the method.
-    instead
-        Added where Rényi divergences had to take its place.
-    """
+    """One accountant: ``steps(releases, total)``, with ``total`` the loss of the run from candidate steps."""
 
     steps: Callable[[Releases, Callable[[Steps], Loss]], Steps]
-    says: str
-    instead: str = ""
+    says: str  # in a privacy statement, of the method
+    instead: str = ""  # added there where Rényi divergences had to take its place
 
 
 ACCOUNTANTS = Registry(

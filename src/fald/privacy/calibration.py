@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -20,13 +20,7 @@ _MOST_ROUNDS = 10_000_000
 
 @dataclass(frozen=True)
 class Budget:
-    """What a record may lose: ε at δ.
-
-    Examples
-    --------
-    >>> Budget(1.0, 1e-5).epsilon
-    1.0
-    """
+    """What a record may lose: ε at δ."""
 
     epsilon: float
     delta: float
@@ -44,16 +38,10 @@ class Calibration:
 
     Attributes
     ----------
-    vary
-        What was varied.
-    value
-        Its largest value found; the largest step where the step size is a schedule.
-    settings
-        The run with that value.
-    report
-        The accounting of that run: proof that it keeps the budget.
-    budget
-        The budget.
+    vary, value
+        What was varied, and its largest value found: the largest step where the step size is a schedule.
+    settings, report
+        The run with that value, and its accounting: proof that it keeps the budget.
     at_limit
         True where the search ended at its own limit and more might be allowed.
     """
@@ -101,12 +89,7 @@ def calibrate(
     Returns
     -------
     Calibration
-        The value, the settings with it, and their accounting, which is within the budget.
-
-    Raises
-    ------
-    PrivacyError
-        If no value keeps the budget; the message says what the least ε is.
+        Within the budget. If no value is, ``PrivacyError`` says what the least ε is.
 
     Notes
     -----
@@ -127,125 +110,131 @@ def calibrate(
         raise ConfigError("a run that is yet to be planned has no realised participation")
     if not 0 < tolerance < 1:
         raise ConfigError(f"tolerance must be between 0 and 1, both excluded; got {tolerance}")
-    kind = vary.replace("-", "_")
-    search: dict[str, Callable[..., Calibration]] = {
-        "correlation": _correlation,
-        "step_size": _step_size,
-        "num_rounds": _num_rounds,
-        "num_participants": _num_participants,
-    }
-    if kind not in search:
-        raise ConfigError(f"vary must be one of {', '.join(search)}; got {vary!r}")
-    return search[kind](budget, settings, options, tolerance, most)
-
-
-def _account(settings: RunSettings, budget: Budget, options: dict[str, Any]) -> PrivacyReport:
-    return account(settings, delta=budget.delta, **options)
-
-
-def _infeasible(what: str, budget: Budget, least: float, hint: str) -> PrivacyError:
-    return PrivacyError(
-        f"no {what} keeps the budget ε = {budget.epsilon:g} at δ = {budget.delta:g}: "
-        f"the least ε is {least:.4g}",
-        hint=hint,
-    )
-
-
-def _largest(keeps: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
-    """Largest value known to keep, with ``low`` keeping and ``high`` not, in relative terms."""
-    while high - low > tolerance * low:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if keeps(middle) else (low, middle)
-    return low
-
-
-def _correlation(
-    budget: Budget, settings: RunSettings, options: dict[str, Any], tolerance: float, most: float | None
-) -> Calibration:
-    def at(rho: float) -> PrivacyReport:
-        return _account(replace(settings, correlation=rho), budget, options)
-
-    free = at(0.0)
-    if free.worst > budget.epsilon:
-        raise _infeasible(
-            "correlation", budget, free.worst, "take fewer rounds, a smaller step size or a smaller clip-norm"
+    kind: Any = vary.replace("-", "_")
+    if kind not in get_args(Vary):
+        raise ConfigError(f"vary must be one of {', '.join(get_args(Vary))}; got {vary!r}")
+    search = _Search(budget, settings, options, tolerance, most)
+    value, report, at_limit = getattr(search, kind)()
+    if not report.worst <= budget.epsilon:
+        raise PrivacyError(
+            f"calibration of {kind} ended at ε = {report.worst:.6g}, above the budget {budget.epsilon:g}",
+            hint="give a larger tolerance",
         )
-
-    def rho_of(scale: float) -> float:
-        return math.sqrt(max(0.0, 1.0 - 1.0 / scale**2))
-
-    # in 1/√(1−ρ²), by which the multipliers shrink
-    high = 2.0
-    while at(rho_of(high)).worst <= budget.epsilon:
-        high *= 4.0
-        if high > 1e6:
-            break
-    scale = _largest(lambda x: at(rho_of(x)).worst <= budget.epsilon, 1.0, high, tolerance)
-    rho = rho_of(scale)
-    if most is not None:
-        rho = min(rho, most)
-    report = at(rho)
-    return _checked("correlation", rho, report, budget, at_limit=rho == most)
+    return Calibration(kind, value, report.settings, report, budget, bool(at_limit))
 
 
-def _step_size(
-    budget: Budget, settings: RunSettings, options: dict[str, Any], tolerance: float, most: float | None
-) -> Calibration:
-    shape = np.asarray(settings.step_size, float)
+class _Search(NamedTuple):
+    """One search for each ``Vary``: the value, its accounting, and whether the search ended at its limit."""
 
-    def at(scale: float) -> PrivacyReport:
-        eta = shape * scale**2
-        return _account(replace(settings, step_size=eta if eta.ndim else float(eta)), budget, options)
+    budget: Budget
+    settings: RunSettings
+    options: dict[str, Any]
+    tolerance: float
+    most: float | None
 
-    low = high = 1.0
-    if at(1.0).worst <= budget.epsilon:
-        while at(high).worst <= budget.epsilon:
-            low, high = high, high * 4.0
-            if most is not None and np.max(shape) * low**2 >= most:
+    def account(self, settings: RunSettings) -> PrivacyReport:
+        return account(settings, delta=self.budget.delta, **self.options)
+
+    def infeasible(self, what: str, least: float, hint: str) -> PrivacyError:
+        budget = f"ε = {self.budget.epsilon:g} at δ = {self.budget.delta:g}"
+        return PrivacyError(f"no {what} keeps the budget {budget}: the least ε is {least:.4g}", hint=hint)
+
+    def largest(self, keeps: Callable[[float], bool], low: float, high: float) -> float:
+        """Largest value known to keep, with ``low`` keeping and ``high`` not, in relative terms."""
+        while high - low > self.tolerance * low:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if keeps(middle) else (low, middle)
+        return low
+
+    def correlation(self) -> tuple[float, PrivacyReport, bool]:
+        def at(rho: float) -> PrivacyReport:
+            return self.account(replace(self.settings, correlation=rho))
+
+        free = at(0.0).worst
+        if free > self.budget.epsilon:
+            hint = "take fewer rounds, a smaller step size or a smaller clip-norm"
+            raise self.infeasible("correlation", free, hint)
+
+        def rho_of(scale: float) -> float:
+            return math.sqrt(max(0.0, 1.0 - 1.0 / scale**2))
+
+        def keeps(scale: float) -> bool:
+            return at(rho_of(scale)).worst <= self.budget.epsilon
+
+        # in 1/√(1−ρ²), by which the multipliers shrink
+        high = 2.0
+        while high <= 1e6 and keeps(high):
+            high *= 4.0
+        rho = rho_of(self.largest(keeps, 1.0, high))
+        rho = rho if self.most is None else min(rho, self.most)
+        return rho, at(rho), rho == self.most
+
+    def step_size(self) -> tuple[float, PrivacyReport, bool]:
+        shape = np.asarray(self.settings.step_size, float)
+        first, most = float(np.max(shape)), math.inf if self.most is None else self.most
+
+        def at(scale: float) -> PrivacyReport:
+            eta = shape * scale**2
+            return self.account(replace(self.settings, step_size=eta if eta.ndim else float(eta)))
+
+        def keeps(scale: float) -> bool:
+            return at(scale).worst <= self.budget.epsilon
+
+        low = high = 1.0
+        if keeps(1.0):
+            while keeps(high):
+                low, high = high, high * 4.0
+                if first * low**2 >= most:
+                    break
+        else:
+            while not keeps(low):
+                low, high = low / 4.0, low
+                if low < 1e-12:
+                    raise self.infeasible("step-size", at(low).worst, "raise delta")
+        scale = self.largest(keeps, low, high)
+        limited = first * scale**2 > most
+        report = at(math.sqrt(most / first) * (1.0 - 1e-12) if limited else scale)
+        return float(np.max(report.settings.step_size)), report, limited
+
+    def num_rounds(self) -> tuple[float, PrivacyReport, bool]:
+        limit = int(self.most) if self.most is not None else _MOST_ROUNDS
+        scheduled = not isinstance(self.settings.step_size, float)
+        if scheduled:
+            limit = min(limit, self.settings.num_rounds)
+
+        def at(rounds: int) -> PrivacyReport:
+            return self.account(self.settings.first_rounds(rounds))
+
+        first, epsilon = at(1).worst, self.budget.epsilon
+        if first > epsilon:
+            raise self.infeasible("number of rounds", first, "one round already spends more than that")
+        horizon = limit if scheduled else min(limit, 1024)
+        while True:
+            ledger = Ledger(self.settings.first_rounds(horizon), delta=self.budget.delta, **self.options)
+            rounds = ledger.max_rounds(epsilon)
+            if rounds < horizon or horizon == limit:
                 break
-    else:
-        while at(low).worst > budget.epsilon:
-            low, high = low / 4.0, low
-            if low < 1e-12:
-                raise _infeasible("step-size", budget, at(low).worst, "raise delta")
-    scale = _largest(lambda x: at(x).worst <= budget.epsilon, low, high, tolerance)
-    limited = most is not None and np.max(shape) * scale**2 > most
-    if most is not None and limited:
-        scale = math.sqrt(most / float(np.max(shape))) * (1.0 - 1e-12)
-    report = at(scale)
-    return _checked("step_size", float(np.max(report.settings.step_size)), report, budget, at_limit=limited)
+            horizon = min(limit, 8 * horizon)
+        # a run of exactly that length has its own grid, so its ε may differ in the last digits
+        rounds = max(1, rounds)
+        report = at(rounds)
+        while report.worst > epsilon and rounds > 1:
+            rounds -= max(1, rounds // 1000)
+            report = at(rounds)
+        while rounds < limit and (longer := at(rounds + 1)).worst <= epsilon:
+            rounds, report = rounds + 1, longer
+        return rounds, report, rounds == limit
 
-
-def _num_rounds(
-    budget: Budget, settings: RunSettings, options: dict[str, Any], tolerance: float, most: float | None
-) -> Calibration:
-    limit = int(most) if most is not None else _MOST_ROUNDS
-    scheduled = not isinstance(settings.step_size, float)
-    if scheduled:
-        limit = min(limit, settings.num_rounds)
-
-    run = settings.first_rounds
-    first = _account(run(1), budget, options)
-    if first.worst > budget.epsilon:
-        raise _infeasible("number of rounds", budget, first.worst, "one round already spends more than that")
-    rounds = horizon = limit if scheduled else min(limit, 1024)
-    while True:
-        rounds = Ledger(run(horizon), delta=budget.delta, **options).max_rounds(budget.epsilon)
-        if rounds < horizon or horizon == limit:
-            break
-        horizon = min(limit, 8 * horizon)
-    # a run of exactly that length has its own grid, so its ε may differ in the last digits
-    rounds = max(1, rounds)
-    report = _account(run(rounds), budget, options)
-    while report.worst > budget.epsilon and rounds > 1:
-        rounds -= max(1, rounds // 1000)
-        report = _account(run(rounds), budget, options)
-    while rounds < limit:
-        longer = _account(run(rounds + 1), budget, options)
-        if longer.worst > budget.epsilon:
-            break
-        rounds, report = rounds + 1, longer
-    return _checked("num_rounds", rounds, report, budget, at_limit=rounds == limit)
+    def num_participants(self) -> tuple[float, PrivacyReport, bool]:
+        limit = self.settings.num_clients if self.most is None else int(self.most)
+        least = math.inf
+        for number in range(limit, 0, -1):
+            report = self.account(_with_participants(self.settings, number))
+            if report.worst <= self.budget.epsilon:
+                return number, report, number == limit
+            least = min(least, report.worst)
+        hint = "take fewer rounds, a smaller step size or a smaller correlation"
+        raise self.infeasible("number of participants", least, hint)
 
 
 def _with_participants(settings: RunSettings, number: int) -> RunSettings:
@@ -255,35 +244,6 @@ def _with_participants(settings: RunSettings, number: int) -> RunSettings:
             hint="set a participation with or without replacement",
         )
     return replace(settings, participation=replace(settings.participation, num_participants=number))
-
-
-def _num_participants(
-    budget: Budget, settings: RunSettings, options: dict[str, Any], tolerance: float, most: float | None
-) -> Calibration:
-    limit = settings.num_clients if most is None else int(most)
-    least = math.inf
-    for number in range(limit, 0, -1):
-        report = _account(_with_participants(settings, number), budget, options)
-        if report.worst <= budget.epsilon:
-            return _checked("num_participants", number, report, budget, at_limit=number == limit)
-        least = min(least, report.worst)
-    raise _infeasible(
-        "number of participants",
-        budget,
-        least,
-        "take fewer rounds, a smaller step size or a smaller correlation",
-    )
-
-
-def _checked(
-    vary: Vary, value: float, report: PrivacyReport, budget: Budget, *, at_limit: bool = False
-) -> Calibration:
-    if not report.worst <= budget.epsilon:
-        raise PrivacyError(
-            f"calibration of {vary} ended at ε = {report.worst:.6g}, above the budget {budget.epsilon:g}",
-            hint="give a larger tolerance",
-        )
-    return Calibration(vary, value, report.settings, report, budget, bool(at_limit))
 
 
 @dataclass(frozen=True)
@@ -310,17 +270,14 @@ def pareto_front(
     budget, settings, tolerance, **options
         As for ``calibrate``; the settings must draw clients.
     num_participants
-        The S to try; all from 1 to N (without replacement) where not given.
+        The S to try, in this order; all from 1 to N where not given.
 
     Returns
     -------
     list[FrontPoint]
-        In the order of ``num_participants``, with ε at the point, or at ρ = 0 where infeasible.
-
-    Notes
-    -----
-    With the paper's noise ρ_max falls as S grows. With realised noise the noise of a client grows
-    with S, which outweighs its taking part more often, so ρ_max rises.
+        With ε at the point, or at ρ = 0 where infeasible. With the paper's noise ρ_max falls as S grows. With
+        realised noise the noise of a client grows with S, which outweighs its taking part more often, so
+        ρ_max rises.
 
     Examples
     --------
@@ -339,6 +296,6 @@ def pareto_front(
             found = calibrate(budget, run, vary="correlation", tolerance=tolerance, **options)
             front.append(FrontPoint(int(number), found.value, found.report.worst))
         except PrivacyError:
-            free = _account(replace(run, correlation=0.0), budget, options)
+            free = account(replace(run, correlation=0.0), delta=budget.delta, **options)
             front.append(FrontPoint(int(number), None, free.worst))
     return front

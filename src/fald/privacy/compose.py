@@ -19,24 +19,12 @@ import numpy as np
 
 
 class Loss(NamedTuple):
-    """The privacy loss of a mechanism, as an accountant carries it.
+    """The privacy loss of a mechanism, as an accountant carries it."""
 
-    Attributes
-    ----------
-    transform
-        Fourier transform of the finite losses on the accountant's grid; empty where it has none.
-    log_moment
-        log E[e^{sL}] at the accountant's real orders s.
-    infinity
-        Upper bound on the probability of an infinite loss.
-    factors
-        Number of multiplications behind ``transform``, for a bound on round-off.
-    """
-
-    transform: np.ndarray
-    log_moment: np.ndarray
-    infinity: float
-    factors: float
+    transform: np.ndarray  # Fourier transform of the finite losses on the grid; empty where there is none
+    log_moment: np.ndarray  # log E[e^{sL}] at the accountant's real orders s
+    infinity: float  # upper bound on the probability of an infinite loss
+    factors: float  # number of multiplications behind ``transform``, for a bound on round-off
 
 
 def nothing(like: Loss) -> Loss:
@@ -46,14 +34,13 @@ def nothing(like: Loss) -> Loss:
 
 def together(losses: Iterable[Loss]) -> Loss:
     """Loss of mechanisms that all run, each free to depend on what the others revealed."""
-    first, *rest = losses
-    if not rest:
-        return first
-    transform, moment = first.transform * rest[0].transform, first.log_moment + rest[0].log_moment
-    for other in rest[1:]:
+    every = list(losses)
+    if len(every) == 1:
+        return every[0]
+    transform = every[0].transform * every[1].transform
+    for other in every[2:]:
         transform *= other.transform
-        moment = moment + other.log_moment
-    every = [first, *rest]
+    moment = np.sum([loss.log_moment for loss in every], axis=0)
     return Loss(transform, moment, sum(x.infinity for x in every), sum(x.factors for x in every))
 
 
@@ -63,9 +50,8 @@ def repeated(loss: Loss, count: int) -> Loss:
         return loss
     if count == 0:
         return nothing(loss)
-    return Loss(
-        loss.transform ** float(count), loss.log_moment * count, loss.infinity * count, loss.factors * count
-    )
+    transform, moment, infinity, factors = loss
+    return Loss(transform ** float(count), moment * count, infinity * count, factors * count)
 
 
 def mixed(losses: Sequence[Loss], probabilities: Sequence[float]) -> Loss:

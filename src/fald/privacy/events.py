@@ -25,44 +25,24 @@ View = Literal["server", "summed"]
 
 
 class Presence(NamedTuple):
-    """One way a client can take part in a round.
+    """One way a client can take part in a round; noise multipliers are to be multiplied by those of steps."""
 
-    ``probability`` of it per round, ``own`` and ``last``: noise multipliers of an inner and of the
-    last local step, both to be multiplied by the factor of the step.
-    """
-
-    probability: float
-    own: float
-    last: float
+    probability: float  # of it per round
+    own: float  # noise multiplier of an inner local step
+    last: float  # and of the last one
 
 
 @dataclass(frozen=True, eq=False)
 class StepNoise:
-    """Noise multipliers of every client and step: all that an accountant needs to know.
+    """Noise multipliers of every client and step: all that an accountant needs to know."""
 
-    Attributes
-    ----------
-    client
-        (N,) factor of a client drawn once.
-    step
-        (1,) or (num_steps,) factor √(2τ(1−ρ²)/η_k); a multiplier is the product of the two.
-    batch_fraction, batch_rows, sizes
-        (N,) sampling of rows.
-    inclusion
-        (N,) probability that the client takes part in a round.
-    presences
-        For each client the ways of taking part; their probabilities sum to ``inclusion``.
-    local_steps, num_rounds, num_chains
-        Shape of the run.
-    """
-
-    client: np.ndarray
-    step: np.ndarray
-    batch_fraction: np.ndarray
-    batch_rows: np.ndarray
-    sizes: np.ndarray
-    inclusion: np.ndarray
-    presences: tuple[tuple[Presence, ...], ...]
+    client: np.ndarray  # (N,) factor of a client drawn once
+    step: np.ndarray  # (1,) or (num_steps,) factor √(2τ(1−ρ²)/η_k); a multiplier is the product of the two
+    batch_fraction: np.ndarray  # (N,)
+    batch_rows: np.ndarray  # (N,)
+    sizes: np.ndarray  # (N,)
+    inclusion: np.ndarray  # (N,) probability that the client takes part in a round
+    presences: tuple[tuple[Presence, ...], ...]  # of each client; their probabilities sum to ``inclusion``
     local_steps: int
     num_rounds: int
     num_chains: int
@@ -77,7 +57,7 @@ class StepNoise:
 
     def presence(self, client: int, times: int) -> Presence:
         """The factors of a client that was drawn ``times`` times, with probability one."""
-        return _presence(self.settings, client, times, 1.0, self.view, self.num_colluders)
+        return _presence(self.settings, client, times, 1.0, view=self.view, colluders=self.num_colluders)
 
     @property
     def times_matter(self) -> bool:
@@ -127,7 +107,9 @@ def own_noise(weight: float, entering: float, noise: str) -> float:
     return weight * math.sqrt(1.0 / (entering if noise == "realised" else weight))
 
 
-def _presence(s: RunSettings, c: int, times: int, probability: float, view: View, colluders: int) -> Presence:
+def _presence(
+    s: RunSettings, c: int, times: int, probability: float, *, view: View = "server", colluders: int = 0
+) -> Presence:
     p, fraction, delta = s.weights[c], s.batch_fraction[c], s.delta_gradient
     weight = entering_weight(p, s.scheme, s.num_participants, times)
     own = fraction * own_noise(p, weight, s.noise) / delta
@@ -152,13 +134,8 @@ def _multiplicities(draws: int, p: float) -> list[tuple[int, float]]:
     unlikely = int(binom.ppf(1e-12, draws, p))
     classes, start = [], 1
     while start <= draws:
-        if start < unlikely:
-            stop = unlikely
-        elif start > max(likely, 8):
-            stop = min(2 * start, draws)
-        else:
-            stop = max(start, int(start * 1.02))
-        stop = min(stop, draws)
+        stop = max(start, int(start * 1.02)) if start <= max(likely, 8) else 2 * start
+        stop = min(unlikely if start < unlikely else stop, draws)
         mass = float(binom.sf(start - 1, draws, p) - binom.sf(stop, draws, p))
         if mass > 0:
             classes.append((stop, mass))
@@ -227,16 +204,16 @@ def step_noise(settings: RunSettings, *, view: View = "server", num_colluders: i
     for c in range(n):
         key = (float(p[c]), s.sizes[c])
         if key not in kinds:
-            chances = {"full": [(1, 1.0)], "without-replacement": [(1, big / n)]}.get(
-                s.scheme
-            ) or _multiplicities(big, p[c])
-            ways = [_presence(s, c, times, chance, view, num_colluders) for times, chance in chances]
+            once = {"full": [(1, 1.0)], "without-replacement": [(1, big / n)]}
+            chances = once.get(s.scheme) or _multiplicities(big, p[c])
+            seen = {"view": view, "colluders": num_colluders}
+            ways = [_presence(s, c, times, chance, **seen) for times, chance in chances]
             if s.scheme == "with-replacement" and s.noise == "paper" and view == "server":
                 ways = [Presence(sum(w.probability for w in ways), ways[0].own, ways[0].last)]
             kinds[key] = tuple(ways)
         presences.append(kinds[key])
     return StepNoise(
-        client=np.array([_presence(s, c, 1, 1.0, "server", 0).own for c in range(n)]),
+        client=np.array([_presence(s, c, 1, 1.0).own for c in range(n)]),
         step=np.sqrt(2.0 * s.temperature * (1.0 - s.correlation) * (1.0 + s.correlation) / eta),
         batch_fraction=s.batch_fraction,
         batch_rows=s.batch_rows,

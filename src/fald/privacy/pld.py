@@ -39,7 +39,7 @@ _WIDEST_INTERVAL = 30.0  # beyond this the losses are so large that a grid is po
 
 
 class NoGridError(Exception):
-    """Losses that cannot be put on a grid."""
+    """Losses that are too large for a grid, or a δ below what round-off allows."""
 
 
 def step_profile(epsilon, multiplier: float, fraction: float, sampling: str = "without-replacement"):
@@ -49,10 +49,9 @@ def step_profile(epsilon, multiplier: float, fraction: float, sampling: str = "w
     ----------
     epsilon
         Where to evaluate it.
-    multiplier
-        z, standard deviation of the noise over the effect of one replaced row.
-    fraction
-        Share of the client's rows in the batch.
+    multiplier, fraction
+        z, standard deviation of the noise over the effect of one replaced row; share of the client's rows in
+        the batch.
     sampling
         ``"without-replacement"`` or ``"poisson"``. The second assumes that a row's gradient has norm
         at most Δ/2, as clipping ensures.
@@ -117,40 +116,17 @@ def _spread(multiplier: np.ndarray, fraction: float) -> np.ndarray:
 
 
 class PldSteps:
-    """Losses of the local steps of one client, on a grid fit for a whole run.
+    """Losses of the local steps of one client, on a grid fit for a whole run; else ``NoGridError``.
 
-    Parameters
-    ----------
-    multipliers, counts
-        Noise multipliers that occur and how often each is expected to: they set the grid. Many
-        different ones are interpolated: the profile is convex in the total variation
-        erf(1/(z√8)), so the chord between two multipliers dominates all between them.
-    fraction, rows
-        Share and number of rows in a batch.
-    sampling
-        As in ``step_profile``.
-    delta
-        The δ at which the result will be read; tails below 1e-7 of it are cut, and counted.
-    total
-        Function from this object to the loss of the whole run, to find the width of the window.
-
-    Raises
-    ------
-    NoGridError
-        If the losses are too large for a grid, or δ is below what round-off allows.
+    The multipliers that occur set the grid. Many different ones are interpolated: the profile is convex in
+    the total variation erf(1/(z√8)), so the chord between two multipliers dominates all between them. Tails
+    below 1e-7 of δ are cut, and counted. ``total`` gives the loss of the whole run from this object, to find
+    the width of the window.
     """
 
-    def __init__(
-        self,
-        multipliers: np.ndarray,
-        counts: np.ndarray,
-        *,
-        fraction: float,
-        sampling: str,
-        delta: float,
-        total: Callable[[PldSteps], Loss],
-    ):
-        self.fraction, self.sampling = fraction, sampling
+    def __init__(self, releases: Releases, total: Callable[[PldSteps], Loss]):
+        multipliers, counts, rows, size, sampling, delta = releases
+        self.fraction, self.sampling, fraction = rows / size, sampling, rows / size
         self._tail = 1e-7 * delta
         self._anchors, self._interpolates = _anchors(multipliers, sampling, fraction)
         variance = float(np.sum(counts * _spread(multipliers, fraction) ** 2))
@@ -228,18 +204,15 @@ class PldSteps:
         high = min(high, low + self.size - 1)
         mass = np.asarray(irfft(loss.transform, self.size))
         probs = np.maximum(mass[np.arange(0, high + 1) % self.size], 0.0)
-        positive = self._orders > 0
-        above = float(
-            np.min(loss.log_moment[positive] - self._orders[positive] * (high + 0.5) * self.interval)
-        )
+        chernoff = loss.log_moment - self._orders * (high + 0.5) * self.interval
+        above = float(np.min(chernoff[self._orders > 0]))
         weights = np.full(loss.transform.size, 2.0)
         weights[0] = 1.0
         energy = float(np.sum(weights * np.abs(loss.transform) ** 2)) / self.size
         # errors of the transform grow with the number of factors; by Parseval their sum over any set
         # of grid points is below √size times their root mean square
         slack = loss.infinity + math.exp(min(0.0, above)) + _roundoff(loss) * math.sqrt(energy * self.size)
-        backwards = probs[:0:-1]
-        decay = math.exp(-self.interval)
+        backwards, decay = probs[:0:-1], math.exp(-self.interval)
         upper = np.concatenate([[0.0], np.cumsum(backwards)])[::-1] + slack
         discounted = np.asarray(lfilter([decay], [1.0, -decay], backwards))
         lower = np.concatenate([[0.0], discounted])[::-1]
@@ -254,14 +227,11 @@ class PldSteps:
         grid, upper, lower = self._excess(loss)
         if upper[-1] > delta:
             return math.inf
-        profile = upper - lower
-        over = np.flatnonzero(profile > delta)
+        over = np.flatnonzero(upper - lower > delta)
         if over.size == 0:
             return 0.0
         j = int(over[-1])
-        return (
-            float(grid[j] + math.log((upper[j] - delta) / lower[j])) if lower[j] > 0 else float(grid[j + 1])
-        )
+        return float(grid[j] + math.log((upper[j] - delta) / lower[j]) if lower[j] > 0 else grid[j + 1])
 
     def delta(self, loss: Loss, epsilon: float) -> float:
         """The δ that the grid shows to hold with this ε."""
@@ -290,9 +260,8 @@ def _anchors(multipliers: np.ndarray, sampling: str, fraction: float) -> tuple[n
 
 def _steps(releases: Releases, total: Callable[[Any], Loss]) -> Steps:
     """On a grid; by Rényi divergences where the losses have none."""
-    z, counts, rows, size, sampling, delta = releases
     try:
-        return PldSteps(z, counts, fraction=rows / size, sampling=sampling, delta=delta, total=total)
+        return PldSteps(releases, total)
     except NoGridError:
         return ACCOUNTANTS["rdp"].steps(releases, total)
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from fald.problem.data import FederatedData
     from fald.problem.model import Model
 
-_MOST_READINGS = 40
-
 
 @dataclass(frozen=True)
 class Protection:
@@ -26,8 +24,7 @@ class Protection:
     delta
         δ of the guarantee; choose it well below one over the rows of a client.
     max_epsilon
-        Budget: the run stops before the round after which a client's ε would exceed it. None: no
-        limit, ε is only recorded.
+        Budget: the run stops before a client's ε would exceed it. None: no limit, ε is only recorded.
     client_noise
         ``"entropy"``: each client's noise and batches come from the operating system and are kept
         nowhere, so a private run cannot be repeated bit for bit. ``"seeded"``: a simulation, which

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from fald.privacy.accountants import Accountant, Releases, Steps
+from fald.privacy.accountants import Accountant, Releases
 from fald.privacy.compose import Loss
 from fald.privacy.pld import step_profile
 
@@ -50,37 +49,16 @@ def _integrated_log_moment(orders: np.ndarray, multiplier: float, fraction: floa
 class RdpSteps:
     """Rényi divergences of the local steps of one client.
 
-    Parameters
-    ----------
-    multipliers, counts
-        Noise multipliers that occur and how often. Where there are many, the orders are narrowed to
-        those near the best one and the multipliers are rounded down onto a grid; both keep the bound.
-    rows, size
-        Rows of a batch and of the client.
-    delta
-        The δ at which the result will be read.
-    total
-        Function from this object to the loss of the whole run, to find the best orders.
-
-    Notes
-    -----
-    Poisson sampling is charged like sampling without replacement: its two outcomes, with and without
-    the row, are closer to each other than the theorem assumes.
+    Where there are many multipliers, the orders are narrowed to those near the best one, which ``total``,
+    the loss of the whole run from this object, helps to find, and the multipliers are rounded down onto a
+    grid; both keep the bound. Poisson sampling is charged like sampling without replacement: its two
+    outcomes, with and without the row, are closer to each other than the theorem assumes.
     """
 
-    def __init__(
-        self,
-        multipliers: np.ndarray,
-        counts: np.ndarray,
-        *,
-        rows: int,
-        size: int,
-        delta: float,
-        total: Callable[[RdpSteps], Loss],
-    ):
+    def __init__(self, releases: Releases, total: Callable[[RdpSteps], Loss]):
         from dp_accounting.rdp import rdp_privacy_accountant as library
 
-        self._rows, self._size = int(rows), int(size)
+        multipliers, counts, self._rows, self._size, _, delta = releases
         self._cache: dict[float, Loss] = {}
         small = [order for order in library.DEFAULT_RDP_ORDERS if order <= _LARGEST_BY_THEOREM]
         self.orders = np.concatenate([small, _LARGE_ORDERS])
@@ -113,13 +91,9 @@ class RdpSteps:
             if self._rows == self._size:
                 moments = 0.5 * orders * (orders - 1.0) / multiplier**2
             else:
-                by_theorem = orders <= _LARGEST_BY_THEOREM
-                moments = np.concatenate(
-                    [
-                        self._theorem(multiplier, orders[by_theorem]),
-                        _integrated_log_moment(orders[~by_theorem], multiplier, self._rows / self._size),
-                    ]
-                )
+                few, many = orders[orders <= _LARGEST_BY_THEOREM], orders[orders > _LARGEST_BY_THEOREM]
+                large = _integrated_log_moment(many, multiplier, self._rows / self._size)
+                moments = np.concatenate([self._theorem(multiplier, few), large])
             self._cache[multiplier] = Loss(np.zeros(0, complex), moments, 0.0, 1.0)
         return self._cache[multiplier]
 
@@ -134,37 +108,34 @@ class RdpSteps:
         accountant.compose(event)
         return np.maximum(accountant.rdp, 0.0) * (orders - 1.0)
 
-    def _best(self, log_moment: np.ndarray, delta: float) -> tuple[float, float]:
-        from dp_accounting.rdp import compute_epsilon
-
+    def _usable(self, log_moment: np.ndarray) -> tuple[list[float], list[float]]:
+        """The orders with a finite divergence, and the divergences."""
         divergence = log_moment / (self.orders - 1.0)
         usable = np.isfinite(divergence)
-        if not usable.any():
-            return math.inf, math.nan
-        epsilon, order = compute_epsilon(self.orders[usable].tolist(), divergence[usable].tolist(), delta)
+        return self.orders[usable].tolist(), divergence[usable].tolist()
+
+    def _best(self, log_moment: np.ndarray, delta: float) -> tuple[float, float]:
+        """Least ε over the orders, and the order at which it is attained."""
+        from dp_accounting.rdp import compute_epsilon
+
+        orders, divergence = self._usable(log_moment)
+        epsilon, order = compute_epsilon(orders, divergence, delta) if orders else (math.inf, math.nan)
         return float(epsilon), float(order)
 
     def precision(self, loss: Loss, delta: float) -> tuple[float, float]:
         """No grid; the order that gives ε."""
-        return math.nan, self.best_order(loss, delta)
+        return math.nan, self._best(loss.log_moment, delta)[1]
 
     def epsilon(self, loss: Loss, delta: float) -> float:
         """Least ε over the orders."""
         return self._best(loss.log_moment, delta)[0]
 
-    def best_order(self, loss: Loss, delta: float) -> float:
-        """The order at which that ε is attained."""
-        return self._best(loss.log_moment, delta)[1]
-
     def delta(self, loss: Loss, epsilon: float) -> float:
         """Least δ over the orders."""
         from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
-        divergence = loss.log_moment / (self.orders - 1.0)
-        usable = np.isfinite(divergence)
-        if not usable.any():
-            return 1.0
-        return float(compute_delta(self.orders[usable].tolist(), divergence[usable].tolist(), epsilon)[0])
+        orders, divergence = self._usable(loss.log_moment)
+        return float(compute_delta(orders, divergence, epsilon)[0]) if orders else 1.0
 
 
 def _rounding_grid(distinct: np.ndarray, most: int) -> np.ndarray:
@@ -175,9 +146,4 @@ def _rounding_grid(distinct: np.ndarray, most: int) -> np.ndarray:
     return grid
 
 
-def _steps(releases: Releases, total: Callable[[Any], Loss]) -> Steps:
-    z, counts, rows, size, _, delta = releases
-    return RdpSteps(z, counts, rows=rows, size=size, delta=delta, total=total)
-
-
-accountant = Accountant(_steps, "Rényi differential privacy.")
+accountant = Accountant(RdpSteps, "Rényi differential privacy.")

@@ -15,6 +15,9 @@ Method = str  # of ``fald.privacy.accountants.ACCOUNTANTS``
 Sampling = Literal["without-replacement", "poisson"]
 Shown = Literal["hidden", "realised"]
 
+_SHAPE = ("num_clients", "local_steps", "num_rounds", "num_chains")
+_NOISE = ("temperature", "correlation", "batch_size", "scheme", "num_participants", "noise")
+
 
 @dataclass(frozen=True, eq=False)
 class PrivacyReport:
@@ -24,16 +27,13 @@ class PrivacyReport:
     ----------
     epsilon
         (N,) ε of each client's records at ``delta``; an upper bound.
-    delta, method, sampling, view, num_colluders, participation
-        How it was obtained.
     settings, noise
-        The run, and the noise multipliers derived from it.
+        The run, and the noise multipliers derived from it; how ε was obtained from them is in the rest.
     rounds_taken_part
         (N,) rounds, over all chains: expected where participation is hidden, else counted.
-    grid_interval
-        (N,) width of the grid of privacy losses; NaN where "rdp" gave ε.
-    rdp_order
-        (N,) Rényi order that gave ε; NaN where "pld" did.
+    grid_interval, rdp_order
+        (N,) width of the grid of privacy losses, NaN where "rdp" gave ε; Rényi order that gave it, NaN where
+        "pld" did.
     """
 
     epsilon: np.ndarray
@@ -90,18 +90,10 @@ class PrivacyReport:
             "num_colluders": self.num_colluders,
             "participation": self.participation,
             "settings": {
-                "num_clients": s.num_clients,
-                "local_steps": s.local_steps,
-                "num_rounds": s.num_rounds,
-                "num_chains": s.num_chains,
+                **{name: getattr(s, name) for name in _SHAPE},
                 "step_size_least": float(eta.min()),
                 "step_size_largest": float(eta.max()),
-                "temperature": s.temperature,
-                "correlation": s.correlation,
-                "batch_size": s.batch_size,
-                "scheme": s.scheme,
-                "num_participants": s.num_participants,
-                "noise": s.noise,
+                **{name: getattr(s, name) for name in _NOISE},
                 "sensitivity": s.delta_gradient,
                 "clip_norm": s.clip_norm,
             },

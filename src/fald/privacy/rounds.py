@@ -11,18 +11,10 @@ from fald.privacy.report import Method, Sampling
 
 
 class ClientLedger:
-    """The loss of one client's records, round by round.
+    """The loss of one client's records, round by round, from the events of the run.
 
-    Parameters
-    ----------
-    noise
-        Events of the run.
-    client
-        Index of the client.
-    times
-        (chains, rounds) how often it was drawn; ``None`` where that is left to chance.
-    delta, method, sampling
-        As in ``account``. Where "pld" has no grid, ``steps`` are those of "rdp".
+    ``times`` is (chains, rounds) how often it was drawn, ``None`` where that is left to chance. Where "pld"
+    has no grid, ``steps`` are those of "rdp".
     """
 
     def __init__(
@@ -73,16 +65,14 @@ class ClientLedger:
                 count = np.sum(self._times == times, axis=0).astype(float)
                 count = count.sum(keepdims=True) if len(steps) == 1 else count
                 usage.append((self._presence(int(times)), count))
-        values, counts = [], []
+        values, counts = [np.zeros(0)], [np.zeros(0)]
         for way, count in usage:
             scale = np.full(n.local_steps, way.own)
             scale[-1] = way.last
             values.append((steps * scale)[count > 0].ravel())
             counts.append(np.repeat(count[count > 0], n.local_steps))
-        if not values:
-            return np.zeros(0), np.zeros(0)
         z, where = np.unique(np.concatenate(values), return_inverse=True)
-        return z, np.bincount(where, np.concatenate(counts))
+        return z, np.bincount(where, np.concatenate(counts), z.size)
 
     def _taking_part(self, way: Presence, factors: np.ndarray) -> Loss:
         """Loss of the K local steps of a round in which the client takes part."""

@@ -95,14 +95,9 @@ class RunSettings(Setting):
 
     @classmethod
     def of(cls, setting: Setting, *, sensitivity: float | None = None, **run: Any) -> RunSettings:
-        """A run with given settings of FA-LD; a bound of the model's own counts where nothing is clipped.
+        """A run with given settings of FA-LD, and with those in ``run`` that differ or are not among them.
 
-        Parameters
-        ----------
-        setting, sensitivity
-            The settings, and Δ of the model without clipping.
-        run
-            ``sizes``, ``num_rounds``, ``num_chains``, and settings that differ.
+        ``sensitivity`` is Δ of the model's own, which counts where nothing is clipped.
         """
         bound = None if setting.clip_norm is not None else sensitivity
         return cls(**{**setting.arguments(), "sensitivity": bound, **run})
@@ -111,10 +106,7 @@ class RunSettings(Setting):
     def from_tree(cls, tree: Any) -> RunSettings:
         """The settings of a result of ``fald.sample``; warm-up and thinned rounds count like the others.
 
-        Raises
-        ------
-        PrivacyError
-            If the run did not bound the gradients of rows, or used a step schedule of the user's own.
+        Unbounded gradients of rows and step schedules of the user's own are refused.
         """
         run = json.loads(tree.attrs["settings"])
         try:

@@ -15,20 +15,28 @@ from fald.privacy.accountant import PrivacyReport
 from fald.privacy.accountants import ACCOUNTANTS
 
 _COUNT_WORDS = {0: "no site", 1: "at most one site"}
+_REFUSED = {
+    "seeded": (
+        "draw client noise from a seed: whoever knows the seed subtracts the noise",
+        "leave client noise to the entropy of each client, or call the run a simulation",
+    ),
+    "shuffled": (
+        "take batches from shuffled epochs: they are not independent draws, and no amplification is proved",
+        "draw a fresh batch at every step, or use all rows",
+    ),
+    "data-dependent": (
+        "start from a position found with its data, unless that was accounted for",
+        "start from the prior, or count the preparation rounds in num-rounds",
+    ),
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Statement:
     """What a run promises about one record, and what it does not.
 
-    Attributes
-    ----------
-    text
-        Prose, one paragraph a line.
-    data
-        The same as plain data, with the accounting it rests on.
-    is_guarantee
-        False for a simulation and where ε is infinite.
+    ``text`` is prose, one paragraph a line; ``data`` the same as plain data, with the accounting it rests on.
+    ``is_guarantee`` is False for a simulation and where ε is infinite.
     """
 
     text: str
@@ -61,31 +69,14 @@ def require_private(
     start
         Whether the first position was found without the protected data.
 
-    Raises
-    ------
-    PrivacyError
-        If an assumption fails.
-
     Examples
     --------
     >>> require_private(client_noise="entropy", batches="fresh")
     """
-    if client_noise == "seeded":
-        raise PrivacyError(
-            "a private run cannot draw client noise from a seed: whoever knows the seed subtracts the noise",
-            hint="leave client noise to the entropy of each client, or call the run a simulation",
-        )
-    if batches == "shuffled":
-        raise PrivacyError(
-            "a private run cannot take batches from shuffled epochs: they are not independent draws, and "
-            "no amplification is proved for them",
-            hint="draw a fresh batch at every step, or use all rows",
-        )
-    if start == "data-dependent":
-        raise PrivacyError(
-            "a private run cannot start from a position found with its data, unless that was accounted for",
-            hint="start from the prior, or count the preparation rounds in num-rounds",
-        )
+    for said in (client_noise, batches, start):
+        if said in _REFUSED:
+            what, hint = _REFUSED[said]
+            raise PrivacyError(f"a private run cannot {what}", hint=hint)
     if client_noise != "entropy" or batches not in ("fresh", "poisson", "all") or start != "data-free":
         raise ConfigError(f"unknown kind of run: {client_noise!r}, {batches!r}, {start!r}")
 
@@ -118,11 +109,6 @@ def statement(
     clients
         Names of the clients, in order.
 
-    Returns
-    -------
-    Statement
-        Prose and data.
-
     Notes
     -----
     The statement repeats what it was told. That batches were fresh and noise secret is for the run to
@@ -140,17 +126,16 @@ def statement(
     names = [f"client {c}" for c in range(s.num_clients)] if clients is None else [str(c) for c in clients]
     if len(names) != s.num_clients:
         raise ConfigError(f"clients must have {s.num_clients} names; got {len(names)}")
-    finite = math.isfinite(report.worst)
-    assumptions = _assumptions(report, preparation_rounds)
-    not_covered = _not_covered(report)
-    if finite:
+    label, first = "no privacy", "No record is protected: ε is infinite."
+    assumptions, not_covered = _assumptions(report, preparation_rounds), _not_covered(report)
+    if math.isfinite(report.worst):
+        label = "differential privacy"
         first = (
             f"Every record is protected with ε = {rounded_up(report.worst)} at δ = {report.delta:g} "
             "against replacement by another record."
         )
-    else:
-        first = "No record is protected: ε is infinite."
     if simulation:
+        label = "simulation, no privacy"
         first = (
             "Simulation, no privacy: client noise was drawn from a seed, and whoever knows the seed can "
             f"subtract it. With secret noise the same run would give: {first[0].lower()}{first[1:]}"
@@ -176,13 +161,9 @@ def statement(
     for entry, name in zip(details["clients"], names):
         entry["name"] = name
     data = {
-        "guarantee": finite and not simulation,
+        "guarantee": label == "differential privacy",
         "simulation": simulation,
-        "label": "simulation, no privacy"
-        if simulation
-        else "differential privacy"
-        if finite
-        else "no privacy",
+        "label": label,
         "summary": first,
         "unit": "one record of one client",
         "relation": "replace one",
@@ -192,15 +173,13 @@ def statement(
         "not_covered": not_covered,
         **details,
     }
-    return Statement("\n".join(paragraphs), data, finite and not simulation)
+    return Statement("\n".join(paragraphs), data, data["guarantee"])
 
 
 def _view(report: PrivacyReport) -> str:
     if report.view == "server":
-        return (
-            "View: the server, and whoever sees what it sees, reads every upload of every client and "
-            "everything that is broadcast. Other clients see less."
-        )
+        read = "reads every upload of every client and everything that is broadcast"
+        return f"View: the server, and whoever sees what it sees, {read}. Other clients see less."
     number = _COUNT_WORDS.get(report.num_colluders, f"at most {report.num_colluders} sites")
     return (
         "View: only weighted sums of uploads are visible, through a secure sum whose security is assumed, "
@@ -214,10 +193,8 @@ def _sampling(report: PrivacyReport) -> str:
     if s.batch_size is None:
         return "Sampling: every local step uses all records of the client."
     if report.sampling == "poisson":
-        return (
-            f"Sampling: a record enters a local step by a coin of its own, with {s.batch_size} expected "
-            "records per step."
-        )
+        number = f"{s.batch_size} expected records per step"
+        return f"Sampling: a record enters a local step by a coin of its own, with {number}."
     return f"Sampling: every local step draws {s.batch_size} records afresh, without replacement."
 
 
@@ -268,9 +245,7 @@ def _assumptions(report: PrivacyReport, preparation_rounds: int) -> list[str]:
     if s.batch_size is not None:
         items.insert(1, "batches are drawn afresh and independently at every step, and stay secret")
     if s.scheme != "full" and report.participation == "hidden":
-        items.append(
-            "clients are drawn at random in every round, neither chosen nor by a seed fixed beforehand"
-        )
+        items.append("clients are drawn at random in every round, not chosen, nor by a seed fixed beforehand")
     return items
 
 

@@ -71,7 +71,7 @@ class FederatedData:
     def __post_init__(self):
         offsets = np.asarray(self.offsets)
         object.__setattr__(self, "offsets", offsets)
-        if offsets.ndim != 1 or len(offsets) != len(self.names) + 1 or len(self.names) == 0:
+        if offsets.ndim != 1 or not 1 < len(offsets) == len(self.names) + 1:
             raise DataError(
                 f"offsets must have one entry more than there are clients; got {len(offsets)} "
                 f"for {len(self.names)} clients"
@@ -193,33 +193,27 @@ class FederatedData:
         structure = jax.tree.structure(named[names[0]])
         sizes, shapes = [], None
         for name in names:
-            leaves = jax.tree.leaves(named[name])
+            leaves, who = jax.tree.leaves(named[name]), f"client {name!r}"
             if jax.tree.structure(named[name]) != structure:
-                raise DataError(f"client {name!r} has rows of another structure than client {names[0]!r}")
+                raise DataError(f"{who} has rows of another structure than client {names[0]!r}")
             if any(leaf.ndim == 0 for leaf in leaves):
-                raise DataError(
-                    f"client {name!r} has an array without a row axis",
-                    hint="pass arrays, not lists of numbers",
-                )
+                hint = "pass arrays, not lists of numbers"
+                raise DataError(f"{who} has an array without a row axis", hint=hint)
             lengths = {len(leaf) for leaf in leaves}
             if len(lengths) != 1:
-                raise DataError(
-                    f"client {name!r}: its arrays have different numbers of rows {sorted(lengths)}"
-                )
+                raise DataError(f"{who}: its arrays have different numbers of rows {sorted(lengths)}")
             if lengths == {0}:
-                raise DataError(f"client {name!r} has no rows", hint="leave out clients that have no data")
+                raise DataError(f"{who} has no rows", hint="leave out clients that have no data")
             these = [leaf.shape[1:] for leaf in leaves]
-            if shapes is not None and these != shapes:
-                raise DataError(
-                    f"client {name!r} has rows of shape {these}; client {names[0]!r} has {shapes}"
-                )
+            if shapes not in (None, these):
+                raise DataError(f"{who} has rows of shape {these}; client {names[0]!r} has {shapes}")
             shapes = these
             for leaf in leaves:
                 if leaf.dtype.kind not in "fiub":
-                    raise DataError(f"client {name!r} has values of type {leaf.dtype}; numbers are needed")
+                    raise DataError(f"{who} has values of type {leaf.dtype}; numbers are needed")
                 if leaf.dtype.kind == "f" and not np.all(np.isfinite(leaf)):
                     row = int(np.argwhere(~np.isfinite(leaf.reshape(len(leaf), -1)).all(1))[0][0])
-                    raise DataError(f"client {name!r} has a missing or infinite value in row {row}")
+                    raise DataError(f"{who} has a missing or infinite value in row {row}")
             sizes.append(lengths.pop())
         rows = jax.tree.map(lambda *parts: _joined(parts), *[named[n] for n in names])
         return cls(rows, np.concatenate([[0], np.cumsum(sizes)]), names)
@@ -259,7 +253,7 @@ class FederatedData:
                 hint="fill or drop such rows",
             )
         parts = _by_text(dict(iter(frame.groupby(site, sort=False, observed=True))))
-        return cls._encoded(parts, target, features, categories, scaling)
+        return cls._encoded(parts, target, features, categories=categories, scaling=scaling)
 
     @classmethod
     def from_files(
@@ -281,18 +275,13 @@ class FederatedData:
         tables = {name: read_table(path) for name, path in paths.items()}
         for name, table in tables.items():
             columns_present(table, [target], features, f"site {name!r} ({paths[name]})")
-        return cls._encoded(tables, target, features, categories, scaling)
+        return cls._encoded(tables, target, features, categories=categories, scaling=scaling)
 
     @classmethod
     def _encoded(
-        cls,
-        tables: Mapping[str, pd.DataFrame],
-        target: str,
-        features: Sequence[str],
-        categories: Categories | None,
-        scaling: Scaling | None,
+        cls, tables: Mapping[str, pd.DataFrame], target: str, features: Sequence[str], **encoding: Any
     ) -> FederatedData:
-        arrays, columns = encode_tables(tables, target, features, categories, scaling)
+        arrays, columns = encode_tables(tables, target, features, **encoding)
         return replace(cls.from_arrays(arrays), features=columns, target=target)
 
 

@@ -85,6 +85,7 @@ def encode_tables(
     tables: Mapping[str, pd.DataFrame],
     target: str,
     features: Sequence[str],
+    *,
     categories: Categories | None = None,
     scaling: Scaling | None = None,
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], tuple[str, ...]]:
@@ -94,23 +95,12 @@ def encode_tables(
     --------
     >>> import pandas as pd
     >>> table = pd.DataFrame({"dose": [1.0, 3.0], "sex": ["f", "m"], "well": [0, 1]})
-    >>> arrays, columns = encode_tables({"a": table}, "well", ["dose", "sex"], {"sex": ["f", "m"]})
+    >>> arrays, columns = encode_tables({"a": table}, "well", ["dose", "sex"], categories={"sex": ["f", "m"]})
     >>> columns, arrays["a"][0].tolist()
     (('dose', 'sex=m'), [[1.0, 0.0], [3.0, 1.0]])
     """
     categories, scaling = dict(categories or {}), dict(scaling or {})
-    for column, levels in categories.items():
-        if isinstance(levels, str) or len({_level(v) for v in levels}) != len(levels) or len(levels) < 2:
-            raise ConfigError(f"categories of {column!r} must be two or more distinct levels; got {levels!r}")
-    for column in {**categories, **scaling}:
-        if column not in [*features, target]:
-            raise ConfigError(f"{column!r} is neither the target nor a feature", hint="remove it, or add it")
-    for column in scaling:
-        center, scale = scaling[column]
-        if column in categories:
-            raise ConfigError(f"{column!r} has categories; it cannot be scaled as well")
-        if not (np.isfinite(center) and np.isfinite(scale) and scale > 0):
-            raise ConfigError(f"scaling of {column!r} needs a finite center and a scale > 0")
+    _check_encoding([*features, target], categories, scaling)
     columns: list[str] = []
     for column in features:
         levels = categories.get(column)
@@ -120,77 +110,81 @@ def encode_tables(
         where = f"site {name!r}"
         if len(table) == 0:
             raise DataError(f"{where} has no rows", hint="leave out sites that have no data")
-        X = _encode_all(table, where, features, categories, scaling)
-        levels = categories.get(target)
-        y = _encode(table[target], target, where, None, scaling.get(target)) if levels is None else None
-        outcome = y[:, 0] if y is not None else _codes(table[target], target, where, levels or ())
-        arrays[name] = (X, outcome)
+        X = _encode_all(table[list(features)], where, categories, scaling)
+        if target in categories:
+            y = _codes(table[target], where, categories[target])
+        else:
+            y = _encode_all(table[[target]], where, {}, scaling)[:, 0]
+        arrays[name] = (X, y)
     return arrays, tuple(columns)
 
 
-def _encode_all(
-    table: Any, where: str, features: Sequence[str], categories: Categories, scaling: Scaling
-) -> np.ndarray:
-    encoded = [_encode(table[c], c, where, categories.get(c), scaling.get(c)) for c in features]
-    return np.concatenate([np.zeros((len(table), 0)), *encoded], axis=1)
+def _check_encoding(columns: Sequence[str], categories: Categories, scaling: Scaling) -> None:
+    for column in {**categories, **scaling}:
+        if column not in columns:
+            raise ConfigError(f"{column!r} is neither the target nor a feature", hint="remove it, or add it")
+    for column, levels in categories.items():
+        if isinstance(levels, str) or len({_level(v) for v in levels}) != len(levels) or len(levels) < 2:
+            raise ConfigError(f"categories of {column!r} must be two or more distinct levels; got {levels!r}")
+    for column, (center, scale) in scaling.items():
+        if column in categories:
+            raise ConfigError(f"{column!r} has categories; it cannot be scaled as well")
+        if not (np.isfinite(center) and np.isfinite(scale) and scale > 0):
+            raise ConfigError(f"scaling of {column!r} needs a finite center and a scale > 0")
 
 
 def encode_features(
-    table: pd.DataFrame, where: str, features: Sequence[str], categories: Categories, scaling: Scaling
+    table: pd.DataFrame, where: str, features: Sequence[str], *, categories: Categories, scaling: Scaling
 ) -> np.ndarray:
     """Features of new rows, encoded as in training; ``where`` names the table in errors."""
     columns_present(table, [], features, where)
-    return _encode_all(table, where, features, categories, scaling)
+    return _encode_all(table[list(features)], where, categories, scaling)
 
 
-def _encode(series: Any, column: str, where: str, levels, scaling) -> np.ndarray:
-    if levels is not None:
-        codes = _codes(series, column, where, levels)
-        return (codes[:, None] == np.arange(1, len(levels))[None, :]).astype(float)
-    values = _numbers(series, column, where)
-    center, scale = scaling or (0.0, 1.0)
-    return ((values - center) / scale)[:, None]
+def _encode_all(table: Any, where: str, categories: Categories, scaling: Scaling) -> np.ndarray:
+    encoded = [np.zeros((len(table), 0))]
+    for column in table.columns:
+        levels = categories.get(column)
+        if levels is not None:
+            codes = _codes(table[column], where, levels)
+            encoded.append((codes[:, None] == np.arange(1, len(levels))).astype(float))
+        else:
+            center, scale = scaling.get(column, (0.0, 1.0))
+            encoded.append(((_numbers(table[column], where) - center) / scale)[:, None])
+    return np.concatenate(encoded, axis=1)
 
 
-def _numbers(series: Any, column: str, where: str) -> np.ndarray:
+def _numbers(series: Any, where: str) -> np.ndarray:
+    at = f"{where}, column {series.name!r}"
     absent = series.isna()
     if series.dtype.kind == "O":
-        absent |= series.map(_says_missing).astype(bool)
-    if absent.any():
-        raise _missing(where, column, _first(absent))
+        absent |= series.map(lambda v: isinstance(v, str) and v.strip().lower() in _MISSING_WORDS).astype(
+            bool
+        )
+    _check_present(at, absent)
     try:
         if series.dtype.kind in "mMc":
             raise TypeError
         values = series.to_numpy(dtype=float)
     except (TypeError, ValueError):
-        row = _first(~series.map(_is_number).astype(bool))
+        row = int(np.argmax(~series.map(_is_number).astype(bool)))
+        value = series.iloc[row]
+        shown = repr(value) if isinstance(value, str) else str(value)
         raise DataError(
-            f"{where}, column {column!r}: {_shown(series.iloc[row])} in data row {row + 1} is not a number",
-            hint=f"correct it, or declare the levels of {column!r} under categories",
+            f"{at}: {shown} in data row {row + 1} is not a number",
+            hint=f"correct it, or declare the levels of {series.name!r} under categories",
         ) from None
     if not np.all(np.isfinite(values)):
-        row = _first(~np.isfinite(values))
-        raise DataError(f"{where}, column {column!r}: infinite value in data row {row + 1}")
+        raise DataError(f"{at}: infinite value in data row {int(np.argmax(~np.isfinite(values))) + 1}")
     return values
 
 
-def _missing(where: str, column: str, row: int) -> DataError:
-    return DataError(
-        f"{where}, column {column!r}: missing value in data row {row + 1}",
-        hint="fill it in or drop the row at the site",
-    )
-
-
-def _first(flags: Any) -> int:
-    return int(np.argmax(np.asarray(flags)))
-
-
-def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, str) else str(value)
-
-
-def _says_missing(value: Any) -> bool:
-    return isinstance(value, str) and value.strip().lower() in _MISSING_WORDS
+def _check_present(at: str, absent: Any) -> None:
+    if absent.any():
+        raise DataError(
+            f"{at}: missing value in data row {int(np.argmax(absent)) + 1}",
+            hint="fill it in or drop the row at the site",
+        )
 
 
 def _is_number(value: Any) -> bool:
@@ -209,17 +203,16 @@ def _level(value: Any) -> str:
     return text.lower() if text.lower() in ("true", "false") else text
 
 
-def _codes(series: Any, column: str, where: str, levels: Sequence[Any]) -> np.ndarray:
+def _codes(series: Any, where: str, levels: Sequence[Any]) -> np.ndarray:
+    at = f"{where}, column {series.name!r}"
     order = {_level(level): i for i, level in enumerate(levels)}
-    if series.isna().any():
-        raise _missing(where, column, _first(series.isna()))
+    _check_present(at, series.isna())
     found = [_level(value) for value in series]
-    unknown = [text not in order for text in found]
-    if any(unknown):
-        row = _first(unknown)
-        raise DataError(
-            f"{where}, column {column!r}: level {str(series.iloc[row])!r} in data row {row + 1} is not "
-            f"declared; declared are {', '.join(map(str, levels))}",
-            hint="add the level to categories, or correct the data",
-        )
+    for row, text in enumerate(found):
+        if text not in order:
+            raise DataError(
+                f"{at}: level {str(series.iloc[row])!r} in data row {row + 1} is not "
+                f"declared; declared are {', '.join(map(str, levels))}",
+                hint="add the level to categories, or correct the data",
+            )
     return np.array([order[text] for text in found], float)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -137,8 +138,7 @@ class Model:
         leaves = jax.tree.leaves(self.initial_position)
         if not leaves:
             raise DataError("initial_position has no parameters", hint="give a pytree of floating arrays")
-        for leaf in leaves:
-            array = np.asarray(leaf)
+        for array in map(np.asarray, leaves):
             if not (np.issubdtype(array.dtype, np.floating) and np.all(np.isfinite(array))):
                 raise DataError(
                     f"initial_position must hold finite floating numbers; got {array.dtype} {array!r}",
@@ -208,15 +208,12 @@ class Model:
         flat, _ = jax.tree_util.tree_flatten_with_path(self.initial_position)
         names = []
         for path, leaf in flat:
-            base = _path_name(path)
-            labels = [self.coords.get(dim) for dim in self.dims.get(base, ())]
-            for index in np.ndindex(np.shape(leaf)):
-                known = len(labels) == len(index)
-                parts = [
-                    str(labels[axis][i]) if known and labels[axis] is not None else str(i)  # type: ignore[index]
-                    for axis, i in enumerate(index)
-                ]
-                names.append(f"{base}[{', '.join(parts)}]" if parts else base)
+            base, shape = _path_name(path), np.shape(leaf)
+            dims = self.dims.get(base, ())
+            dims = dims if len(dims) == len(shape) else [None] * len(shape)
+            labels = [self.coords.get(dim, range(size)) for dim, size in zip(dims, shape)]  # type: ignore[arg-type]
+            for parts in itertools.product(*labels):
+                names.append(f"{base}[{', '.join(map(str, parts))}]" if parts else base)
         return names
 
 
@@ -246,12 +243,5 @@ def check_model(model: Model, data: FederatedData) -> None:
 
 def _path_name(path: Sequence[Any]) -> str:
     """``a.b`` for a leaf with a name; ``position`` and ``position.0`` for arrays and sequences."""
-    names = [_key_name(key).replace("/", ".") for key in path]
+    names = [jax.tree_util.keystr((key,), simple=True).replace("/", ".") for key in path]
     return ".".join(names if names and not names[0].isdigit() else ["position", *names])
-
-
-def _key_name(key: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)

@@ -22,18 +22,10 @@ from fald.report.lines import write_lines
 from fald.results.text import align, number, percent
 from fald.study.schema import Study
 from fald.theory.bounds import Constants
+from fald.theory.measured import Measured
 
-_LETTERS = {
-    "L": "smoothness",
-    "m": "strong_convexity",
-    "d": "dim",
-    "N": "num_clients",
-    "p": "min_weight",
-    "tau": "temperature",
-    "gamma": "heterogeneity",
-    "sigma": "gradient_noise",
-    "D": "initial_distance",
-}
+_NAMES = [field.name for field in fields(Constants)]
+_LETTERS: dict[str, str] = dict(zip(["L", "m", "d", "N", "p", "tau", "gamma", "sigma", "D"], _NAMES))
 _MEANING = {
     "smoothness": "smoothness L, the largest curvature of a site",
     "strong_convexity": "strong convexity m, the smallest",
@@ -58,16 +50,10 @@ def plan_study(
     *,
     data: FederatedData | None = None,
 ) -> Plan:
-    """Plan a study: its own model, data, temperature, noise, correlation, participation and batches.
+    """Plan local steps, step size and length of a study; the rest of its ``[sampler]`` is kept.
 
-    Parameters
-    ----------
-    study
-        The study; local steps, step size and length are planned, the rest of its ``[sampler]`` is kept.
-    goal, num_rounds
-        As in ``fald.planner.plan``; without a goal, the default one with the study's chains.
-    data
-        The study's rows, where they have been read already.
+    ``goal`` and ``num_rounds`` as in ``fald.planner.plan``; without a goal, the default one with the study's
+    chains. ``data`` are the study's rows, where they have been read already.
     """
     data = study.read_data() if data is None else data
     model = study.build_model(data.features)
@@ -82,28 +68,18 @@ def plan_study(
 
 def text(plan: Plan, title: str = "") -> str:
     """A plan for a terminal: constants, recommended settings, a table over local steps, and why."""
-    problem, best = plan.problem, plan.best
+    problem = plan.problem
     sites = f"{len(problem.weights)} sites, {len(problem.parameters)} parameters"
     cost = f"; {plan.num_exchanges} exchanges with all sites to plan" if plan.num_exchanges else ""
-    return "\n".join(
-        [
-            *([title] if title else []),
-            sites + cost,
-            "",
-            _constants_text(problem.constants, problem.uncertified),
-            "",
-            "Recommended",
-            *[f"  {key} = {value}" for key, value in sampler_settings(plan).items()],
-            *[f"  {line}" for line in _verdict(plan, best)],
-            "",
-            "The best run for each number of local steps",
-            _candidates_text(plan),
-            "",
-            "Why",
-            *[f"  {line}" for line in _reasons(plan)],
-            NOT_PRIVATE,
-        ]
-    )
+    settings = [f"{key} = {value}" for key, value in sampler_settings(plan).items()]
+    parts = [
+        "\n".join([*([title] if title else []), sites + cost]),
+        _constants_text(problem.constants, problem.uncertified),
+        "\n  ".join(["Recommended", *settings, *_verdict(plan.best)]),
+        f"The best run for each number of local steps\n{_candidates_text(plan)}",
+        "\n  ".join(["Why", *_reasons(plan)]),
+    ]
+    return "\n\n".join(parts) + f"\n{NOT_PRIVATE}"
 
 
 def document(plan: Plan, title: str = "") -> dict[str, Any]:
@@ -116,7 +92,7 @@ def document(plan: Plan, title: str = "") -> dict[str, Any]:
         "num_exchanges": plan.num_exchanges,
         "constants": None if known is None else constants_document(known),
         "no_constants": "" if known is not None else plan.problem.uncertified,
-        "goal": {f.name: _finite(getattr(plan.goal, f.name)) for f in fields(plan.goal)},
+        "goal": _finite_fields(plan.goal),
         "recommended": {"settings": sampler_settings(plan), **_candidate_document(plan.best)},
         "candidates": [_candidate_document(c) for c in plan.candidates],
         "what_if": plan.what_if,
@@ -126,15 +102,14 @@ def document(plan: Plan, title: str = "") -> dict[str, Any]:
 
 def constants_document(known: Constants) -> dict[str, Any]:
     """Constants as plain values, with their origin where they were measured."""
-    origins = getattr(known, "provenance", {})
     values = {f.name: getattr(known, f.name) for f in fields(Constants)}
     measured = {}
-    if origins:
+    if isinstance(known, Measured) and known.provenance:
         measured = {
-            "provenance": dict(origins),
-            "smoothness_at_mode": getattr(known, "smoothness_at_mode", None),
-            "strong_convexity_at_mode": getattr(known, "strong_convexity_at_mode", None),
-            "clients": {name: dict(report) for name, report in getattr(known, "clients", {}).items()},
+            "provenance": dict(known.provenance),
+            "smoothness_at_mode": known.smoothness_at_mode,
+            "strong_convexity_at_mode": known.strong_convexity_at_mode,
+            "clients": {name: dict(report) for name, report in known.clients.items()},
         }
     return {**values, "condition_number": known.condition_number, **measured}
 
@@ -158,11 +133,9 @@ def plot(plan: Plan, path: str | Path) -> Path:
     The lines are predictions; the certified rounds are far to the right and not shown.
     """
     series = {}
-    good = [c for c in plan.candidates if c.predicted is not None]
-    others = [c for c in good if c is not plan.best]
+    others = [c for c in plan.candidates if c.predicted is not None and c is not plan.best]
     for c in [plan.best, *others[:: max(1, len(others) // 4)]]:
-        last = max(10, 3 * c.num_warmup)
-        rounds = np.unique(np.geomspace(1, last, 60).round().astype(int))
+        rounds = np.unique(np.geomspace(1, max(10, 3 * c.num_warmup), 60).round().astype(int))
         path_of = trajectory(plan.problem, c.setting, rounds.tolist())
         name = f"K = {c.setting.local_steps}, step size {c.setting.step_size:.3g}"
         series[name] = (path_of.num_rounds, np.maximum(path_of.bias, path_of.sd_error))
@@ -187,22 +160,19 @@ def parse_constants(items: Iterable[str]) -> Constants:
     34.0
     """
     values: dict[str, Any] = {}
-    names = {f.name for f in fields(Constants)}
     for word in " ".join(items).replace(",", " ").split():
         key, separator, value = word.partition("=")
         name = _LETTERS.get(key, key.replace("-", "_"))
-        if not separator or name not in names:
+        if not separator or name not in _NAMES:
             known = ", ".join(f"{letter} ({name.replace('_', '-')})" for letter, name in _LETTERS.items())
             raise ConfigError(f"unknown constant {word!r}", hint=f"write name=value; names are {known}")
         try:
             values[name] = int(value) if name in ("dim", "num_clients") else float(value)
         except ValueError:
             raise ConfigError(f"{key} must be a number; got {value!r}") from None
-    missing = [k for k in ("L", "m", "d") if _LETTERS[k] not in values]
+    missing = ", ".join(k for k in ("L", "m", "d") if _LETTERS[k] not in values)
     if missing:
-        raise ConfigError(
-            f"constants need {', '.join(missing)}", hint="for example --constants L=34 m=1 d=2 N=50"
-        )
+        raise ConfigError(f"constants need {missing}", hint="for example --constants L=34 m=1 d=2 N=50")
     return Constants(**values)
 
 
@@ -256,21 +226,13 @@ def certified_text(found: Mapping[str, Any]) -> str:
 
 def checks_text(found: Mapping[str, Any]) -> str:
     """What ``fald.planner.checks`` found, for a terminal."""
-    lines = []
-    predicted = found["predicted"]
-    if predicted is None:
-        lines.append(f"predicted: none ({found['no_prediction']})")
-    else:
-        lines.append(f"predicted: {_errors(predicted)}")
-        if found["remark"]:
-            lines.append(f"  {found['remark']}")
-    sure = found["guaranteed"]
-    lines.append(
-        f"guaranteed: none ({found['no_guarantee']})"
-        if sure is None
-        else f"guaranteed: W2 ≤ {sure['w2']:.3g}"
-    )
-    m = found["measured"]
+    predicted, sure, m = found["predicted"], found["guaranteed"], found["measured"]
+    errors = f"none ({found['no_prediction']})" if predicted is None else _errors(predicted)
+    lines = [f"predicted: {errors}"]
+    if predicted is not None and found["remark"]:
+        lines.append(f"  {found['remark']}")
+    bound = f"none ({found['no_guarantee']})" if sure is None else f"W2 ≤ {sure['w2']:.3g}"
+    lines.append(f"guaranteed: {bound}")
     if m["w2_between_halves"] is not None:
         noise = m["w2_from_noise_relative"]
         alone = "" if noise is None else f"; Monte-Carlo error alone gives about {percent(noise)}"
@@ -320,12 +282,7 @@ def write_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
 
 
 def with_settings(study: str, settings: Mapping[str, Any], where: str = "the study") -> str:
-    """Return the text of a study with settings of ``[sampler]`` changed or added.
-
-    Raises
-    ------
-    ConfigError
-        If the section is written in a way that cannot be edited line by line.
+    """Text of a study with settings of ``[sampler]`` changed or added; refused if not one line each.
 
     Examples
     --------
@@ -341,8 +298,7 @@ def with_settings(study: str, settings: Mapping[str, Any], where: str = "the stu
     starts = [i for i in headers if re.match(r"\s*\[\s*sampler\s*\]", lines[i])]
     first = starts[0] if starts else len(lines)
     stop = next((i for i in headers if i > first), len(lines))
-    missing = dict(settings)
-    last = first
+    missing, last = dict(settings), first
     for i in range(first + 1, stop):
         found = _SETTING.match(lines[i].rstrip("\r\n"))
         if found is None:
@@ -386,20 +342,19 @@ def _check_edit(before: str, after: str, settings: Mapping[str, Any], where: str
 def _constants_text(known: Constants | None, reason: str) -> str:
     if known is None:
         return f"Constants of the bounds: none ({reason})"
-    origins = getattr(known, "provenance", {})
+    origins = known.provenance if isinstance(known, Measured) else {}
     rows = [
         [meaning, number(getattr(known, name)), str(origins.get(name, "given"))]
         for name, meaning in _MEANING.items()
     ]
     rows.insert(2, ["condition number κ = L/m", number(known.condition_number), ""])
-    at_mode = getattr(known, "smoothness_at_mode", None)
-    if at_mode is not None:
-        low = number(getattr(known, "strong_convexity_at_mode", math.nan))
-        rows.insert(3, ["curvatures of the sites at the mode", f"{low} to {number(at_mode)}", "exact there"])
+    if isinstance(known, Measured):
+        between = f"{number(known.strong_convexity_at_mode)} to {number(known.smoothness_at_mode)}"
+        rows.insert(3, ["curvatures of the sites at the mode", between, "exact there"])
     return align(["constant", "value", "origin"], rows)
 
 
-def _verdict(plan: Plan, best: Candidate) -> list[str]:
+def _verdict(best: Candidate) -> list[str]:
     assert best.predicted is not None
     lines = [f"predicted: {_errors(plain(best.predicted))}"]
     if best.ess > 0:
@@ -408,10 +363,10 @@ def _verdict(plan: Plan, best: Candidate) -> list[str]:
             f"so {1 / math.sqrt(best.ess):.2g} posterior sd of Monte-Carlo error on top"
         )
     sure = best.guaranteed
-    lines.append(
-        f"guaranteed: W2 ≤ {sure.w2:.3g}" if sure.w2 is not None else f"guaranteed: none ({sure.reason})"
-    )
-    return lines
+    return [
+        *lines,
+        f"guaranteed: none ({sure.reason})" if sure.w2 is None else f"guaranteed: W2 ≤ {sure.w2:.3g}",
+    ]
 
 
 def _candidates_text(plan: Plan) -> str:
@@ -422,22 +377,13 @@ def _candidates_text(plan: Plan) -> str:
         if c.predicted is None:
             rows.append([str(c.setting.local_steps), "-", "none", "-", "-", "-"])
             continue
-        mark = " *" if c is plan.best else ""
-        rows.append(
-            [
-                f"{c.setting.local_steps}{mark}",
-                f"{c.setting.step_size:.3g}",
-                f"{c.num_rounds:,}",
-                sure,
-                f"{c.predicted.bias:.2g}",
-                percent(c.predicted.sd_error),
-            ]
-        )
-    notes = [
-        "* recommended. Guaranteed: rounds, with a far smaller step, after which the bound certifies the"
-    ]
-    notes += ["  W2 that is predicted here."]
-    return "\n".join([align(header, rows), *notes])
+        run = [f"{c.setting.local_steps}{' *' if c is plan.best else ''}", f"{c.setting.step_size:.3g}"]
+        errors = [f"{c.predicted.bias:.2g}", percent(c.predicted.sd_error)]
+        rows.append([*run, f"{c.num_rounds:,}", sure, *errors])
+    return (
+        f"{align(header, rows)}\n* recommended. Guaranteed: rounds, with a far smaller step, after which the "
+        "bound certifies the\n  W2 that is predicted here."
+    )
 
 
 def _reasons(plan: Plan) -> list[str]:
@@ -445,44 +391,38 @@ def _reasons(plan: Plan) -> list[str]:
     assert best.predicted is not None
     share = best.num_warmup / best.num_rounds
     time = best.predicted.autocorrelation_time
-    lines = [
-        f"rounds: {percent(share)} to arrive, {percent(1 - share)} for draws; "
-        f"{time:,.0f} rounds make one effective draw"
-    ]
     total = plan.what_if["as it is"]
     changes = {name: value for name, value in plan.what_if.items() if name != "as it is"}
-    lines.append(f"error: {total:.2g} in the limit")
-    lines += [f"  {value:.2g} with {name}" for name, value in changes.items()]
     causes = {name: value for name, value in changes.items() if name != "half the step-size"}
     cause = min(causes, key=lambda name: causes[name], default="")
-    if cause and causes[cause] < 0.9 * total:
-        lines.append(f"{cause} would take away most of it")
-    else:
-        lines.append("the step size itself causes most of it")
-    known: Constants | None = plan.problem.constants
-    if known is not None:
-        sources = known.sources(best.setting.correlation)
+    most = cause and causes[cause] < 0.9 * total
+    lines = [
+        f"rounds: {percent(share)} to arrive, {percent(1 - share)} for draws; "
+        f"{time:,.0f} rounds make one effective draw",
+        f"error: {total:.2g} in the limit",
+        *(f"  {value:.2g} with {name}" for name, value in changes.items()),
+        f"{cause} would take away most of it" if most else "the step size itself causes most of it",
+    ]
+    if plan.problem.constants is not None:
+        sources = plan.problem.constants.sources(best.setting.correlation)
         lines.append(f"in the guarantee the largest term is {_SOURCES[int(np.argmax(sources))]}")
     return lines
 
 
 def _candidate_document(c: Candidate) -> dict[str, Any]:
+    possible = c.predicted is not None
     return {
-        "local_steps": c.setting.local_steps,
-        "step_size": c.setting.step_size,
-        "correlation": c.setting.correlation,
-        "num_rounds": c.num_rounds if c.predicted is not None else None,
-        "num_warmup": c.num_warmup if c.predicted is not None else None,
+        **{name: getattr(c.setting, name) for name in ("local_steps", "step_size", "correlation")},
+        "num_rounds": c.num_rounds if possible else None,
+        "num_warmup": c.num_warmup if possible else None,
         "thinning": c.thinning,
         "ess": c.ess,
         "predicted": None if c.predicted is None else plain(c.predicted),
-        "guaranteed": _guarantee_document(c.guaranteed),
+        "guaranteed": _finite_fields(c.guaranteed),
     }
 
 
-def _guarantee_document(sure: Guarantee) -> dict[str, Any]:
-    return {f.name: _finite(getattr(sure, f.name)) for f in fields(sure)}
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _finite_fields(record: Goal | Guarantee) -> dict[str, Any]:
+    """The fields by name; None for numbers that JSON has not."""
+    values = {f.name: getattr(record, f.name) for f in fields(record)}
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import jax
 import numpy as np
 
 from fald.core.errors import ConfigError, FaldError, PrivacyError, StorageError
-from fald.langevin.engine import Problem
-from fald.langevin.fald import fald
-from fald.langevin.guard import settings_of_run
 from fald.privacy.accountant import Ledger, account
-from fald.privacy.calibration import Budget, calibrate, pareto_front
+from fald.privacy.calibration import Budget, Vary, calibrate, pareto_front
 from fald.privacy.paper import paper_bound
 from fald.privacy.protection import bounded_sensitivity
 from fald.privacy.settings import RunSettings
@@ -23,6 +19,7 @@ from fald.privacy.statements import statement
 from fald.report.lines import write_lines
 from fald.results.kinds import kind_of
 from fald.results.text import align, number
+from fald.settings.fald import Setting
 from fald.study.folder import open_run, read_study
 from fald.study.schema import Study
 
@@ -35,13 +32,12 @@ def study_settings(study: Study) -> tuple[RunSettings, tuple[str, ...]]:
     model = study.build_model(data.features)
     sampler = study.require_sampler()
     arguments = sampler.arguments()
-    participation = arguments["participation"]
-    participation.check(data.sizes)
-    names = ("local_steps", "step_size", "temperature", "correlation", "noise", "batch_size", "clip_norm")
-    method = fald(**{name: arguments[name] for name in names})
-    problem = Problem(jax.random.key(0), model, data, method, participation, sampler.num_chains, 0, 1)
-    sensitivity = bounded_sensitivity(model, data)
-    return settings_of_run(problem, sampler.num_rounds, sensitivity), data.names
+    if "method" in arguments:
+        what = f"there is no privacy accounting for the method {sampler.method!r}"
+        raise PrivacyError(what, hint="use FA-LD")
+    setting = Setting(**{name: arguments[name] for name in Setting.__dataclass_fields__})
+    run = {"sizes": data.sizes, "num_rounds": sampler.num_rounds, "num_chains": sampler.num_chains}
+    return RunSettings.of(setting, sensitivity=bounded_sensitivity(model, data), **run), data.names
 
 
 def choose_delta(study: Study, delta: float | None) -> float:
@@ -59,35 +55,29 @@ def choose_delta(study: Study, delta: float | None) -> float:
 def study_document(study: Study, delta: float) -> dict[str, Any]:
     """ε of a study before it runs: tight, by Rényi divergences, and by the corrected published bound."""
     settings, names = study_settings(study)
-    report = account(settings, delta=delta)
+    ledger = Ledger(settings, delta=delta)
+    warmup = study.require_sampler().num_warmup
     simulation = study.privacy is None or study.privacy.client_noise == "seeded"
-    said = statement(
-        report, simulation=simulation, preparation_rounds=study.require_sampler().num_warmup, clients=names
-    )
+    said = statement(ledger.report(), simulation=simulation, preparation_rounds=warmup, clients=names)
     budget = study.privacy.max_epsilon if study.privacy else None
+    try:
+        published = paper_bound(settings, delta=delta).epsilon
+    except FaldError as error:
+        published = f"not defined: {error.message}"
     return {
         **said.data,
         "text": said.text,
         "epsilon_rdp": account(settings, delta=delta, method="rdp").worst,
-        "epsilon_published_bound": _paper(settings, delta),
+        "epsilon_published_bound": published,
         "max_epsilon": budget,
-        "rounds_within_budget": None if budget is None else Ledger(settings, delta=delta).max_rounds(budget),
+        "rounds_within_budget": None if budget is None else ledger.max_rounds(budget),
     }
-
-
-def _paper(settings: RunSettings, delta: float) -> float | str:
-    try:
-        return paper_bound(settings, delta=delta).epsilon
-    except FaldError as error:
-        return f"not defined: {error.message}"
 
 
 def study_text(document: dict[str, Any]) -> str:
     """The same for a terminal."""
-    rows = [
-        [c["name"], str(c["rows"]), number(c["noise_multiplier"]), _value(c["epsilon"])]
-        for c in document["clients"]
-    ]
+    shown = ("name", "rows", "noise_multiplier", "epsilon")
+    rows = [[_value(c[key]) for key in shown] for c in document["clients"]]
     bound = document["epsilon_published_bound"]
     published = bound if isinstance(bound, str) else f"ε = {number(bound)}"
     lines = [
@@ -107,16 +97,15 @@ def study_text(document: dict[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    return value if isinstance(value, str) else number(value)
+    return str(value) if isinstance(value, str | int) else number(value)
 
 
 def plot_study(study: Study, delta: float, path: Path) -> Path:
     """ε against rounds for several correlations, as an HTML figure."""
     settings, _ = study_settings(study)
     rounds = np.unique(np.geomspace(1, settings.num_rounds, 12).astype(int))
-    levels = sorted({*_CORRELATIONS, settings.correlation} - {1.0})
     series = {}
-    for correlation in levels:
+    for correlation in sorted({*_CORRELATIONS, settings.correlation} - {1.0}):
         ledger = Ledger(replace(settings, correlation=correlation), delta=delta)
         series[f"ρ = {correlation:g}"] = (rounds, [ledger.worst(int(r)) for r in rounds])
     budget = study.privacy.max_epsilon if study.privacy else None
@@ -167,28 +156,20 @@ def _killed_document(folder: Path, begun: Path) -> dict[str, Any]:
 def calibrate_document(study: Study, budget: Budget) -> dict[str, Any]:
     """Largest correlation, step size, rounds and participants within a budget, each given the others."""
     settings, _ = study_settings(study)
-    found: dict[str, Any] = {}
-    kinds = ["correlation", "step_size", "num_rounds"]
-    if settings.scheme != "full":
-        kinds.append("num_participants")
+    found, front, drawn = {}, [], settings.scheme != "full"
+    kinds = get_args(Vary) if drawn else [kind for kind in get_args(Vary) if kind != "num_participants"]
     for kind in kinds:
         try:
-            result = calibrate(budget, settings, vary=kind)  # type: ignore[arg-type]
+            result = calibrate(budget, settings, vary=kind)
             found[kind] = {"value": result.value, "epsilon": result.report.worst, "at_limit": result.at_limit}
         except PrivacyError as error:
             found[kind] = {"value": None, "infeasible": error.message, "hint": error.hint}
-    front = []
-    if settings.scheme != "full" and settings.num_clients <= 50:
+    if drawn and settings.num_clients <= 50:
         front = [vars(p) for p in pareto_front(budget, settings)]
-    return {
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-        "now": account(settings, delta=budget.delta).to_dict()["epsilon"]
-        if settings.correlation < 1
-        else "infinite",
-        "largest": found,
-        "front": front,
-    }
+    now = "infinite"
+    if settings.correlation < 1:
+        now = account(settings, delta=budget.delta).to_dict()["epsilon"]
+    return {**vars(budget), "now": now, "largest": found, "front": front}
 
 
 def calibrate_text(document: dict[str, Any]) -> str:
@@ -200,8 +181,7 @@ def calibrate_text(document: dict[str, Any]) -> str:
             rows.append([name, "none", result["infeasible"]])
         else:
             limit = " (end of the search; more may fit)" if result["at_limit"] else ""
-            value = result["value"]
-            shown = f"{value:.0f}" if kind.startswith("num") else number(value)
+            shown = _value(result["value"])
             rows.append([name, shown, f"ε = {number(result['epsilon'])}{limit}"])
     lines = [
         f"Budget ε = {document['epsilon']:g} at δ = {document['delta']:g}; "

@@ -150,11 +150,13 @@ def _bias(facts: Facts) -> Check:
 
 def _step(facts: Facts) -> Check:
     value = facts["run"]["step_times_curvature"]
-    name, rule = "Step size", f"amber above {STEP_AMBER}, red above {STEP_LIMIT:g}"
+    name = "Step size"
+    rule = f"amber above {STEP_AMBER} unless a reference shows what it shifts, red above {STEP_LIMIT:g}"
     if value is None:
         said = "Step size times curvature is not known: sites of a private run keep it, or the run has none."
         return Check(name, "none", "", said, rule)
-    colour = by_limits(value, STEP_AMBER, STEP_LIMIT)
+    limit = STEP_AMBER if facts["reference"] is None else STEP_LIMIT
+    colour = by_limits(value, limit, STEP_LIMIT)
     said = (
         f"Step size times the largest curvature is {number(value)}. "
         + {
@@ -223,10 +225,12 @@ def _reference(facts: Facts) -> Check | None:
         return None
     said = (
         f"Against {found['name']}, means differ by up to {found['shift']:.2g} posterior sd "
-        f"({found['shift_parameter']}), sds by up to {percent(found['sd_error'])} ({found['sd_parameter']}). "
-        f"W2 is {percent(found['w2_relative'])} of the posterior's size; halves of the reference are "
-        f"{percent(found['w2_noise_relative'])} apart."
+        f"({found['shift_parameter']}), sds by up to {percent(found['sd_error'])} ({found['sd_parameter']})."
     )
+    if found["w2_relative"] is not None:
+        said += (
+            f" W2 of Gaussians with these moments is {percent(found['w2_relative'])} of the posterior's size."
+        )
     rule = (
         f"amber if a mean is off by more than {ERROR_AMBER} sd, or an sd by 5%, beyond three standard "
         "errors, or if these are too large to tell; red above four times that"

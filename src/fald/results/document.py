@@ -46,6 +46,7 @@ def document(tree: xr.DataTree, level: float = 0.95) -> dict[str, Any]:
     if kind.chains:
         made |= {
             "foreseen": json.loads(tree.attrs.get("foreseen", "null")),
+            "beside": json.loads(tree.attrs.get("beside", "null")),
             "step_times_curvature": tree.attrs.get("step_times_curvature"),
             "pseudo_posterior": bool(tree.attrs["pseudo_posterior"]),
             "privacy": json.loads(tree.attrs["privacy"]) if kind.private else None,

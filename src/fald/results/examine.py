@@ -18,7 +18,7 @@ from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.results import checks_of_draws, checks_of_model
 from fald.results.columns import absurd_values, redundant_columns
-from fald.results.diagnostics import ess, wasserstein2
+from fald.results.diagnostics import ReferenceLaw, ess
 from fald.results.document import document
 from fald.results.judgement import Check, judgement
 from fald.results.kinds import KINDS, Kind, kind_of
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 CHECKS = {**checks_of_draws.CHECKS, **checks_of_model.CHECKS}
 """Every check by its key; the kinds of results name those that are made of them."""
 
-_MOST_PAIRED = 1000
 _PRIVATE = "a private run: sums over its rows would leave the sites without noise"
 
 
@@ -111,6 +110,7 @@ def examine(
     'No problem found.'
     """
     kind, run = kind_of(tree), document(tree, level)
+    beside = run.get("beside") or {}
     if kind.private:
         data, why = None, _PRIVATE
     rows = data if data is not None and data.present else None
@@ -123,7 +123,9 @@ def examine(
         "modes": _num_modes(tree),
         "sites": _sites(tree, run),
         "federation": json.loads(tree.attrs.get("federation", "null")),
-        "reference": None if reference is None or not kind.draws else _distance(tree, *reference),
+        "reference": (beside if "shift" in beside else None)
+        if reference is None or not kind.draws
+        else compared(tree, *reference),
         "doubling": doubling,
         **(_of_rows(tree, model, rows, level, why) if kind.draws else dict.fromkeys(_ABOUT_ROWS)),
     }
@@ -219,29 +221,24 @@ def _spent(tree: xr.DataTree, count: int) -> list[dict[str, Any]]:
     return [{"bytes_down": int(d), "bytes_up": int(u)} for d, u in zip(down, up)]
 
 
-def _distance(tree: xr.DataTree, name: str, reference: xr.DataTree) -> dict[str, Any]:
+def compared(tree: xr.DataTree, name: str, reference: xr.DataTree) -> dict[str, Any]:
     """How far the draws are from those of a reference, in the reference's standard deviations."""
-    ours, theirs = (
-        {label: d.ravel().astype(float) for label, (_, d) in draws_by_row(t).items()}
-        for t in (tree, reference)
-    )
-    w2 = wasserstein2(tree, reference, most=_MOST_PAIRED)  # refuses other parameters
-    shift = {k: float(abs(ours[k].mean() - theirs[k].mean()) / theirs[k].std()) for k in ours}
-    spread = {k: float(abs(ours[k].std() / theirs[k].std() - 1)) for k in ours}
-    size = math.sqrt(sum(v.var() for v in theirs.values()))
-    matrix = np.stack([theirs[k] for k in ours], axis=1)
-    halves = wasserstein2(matrix[::2], matrix[1::2], most=_MOST_PAIRED)
+    ours = draws_by_row(tree)
+    labels, goal = list(ours), ReferenceLaw.of(reference, list(ours))
+    draws = np.stack([d.ravel() for _, d in ours.values()], axis=1).astype(float)
+    shift, ratio = goal.errors(draws)
+    worst, wide = int(np.argmax(np.abs(shift))), int(np.argmax(np.abs(ratio - 1)))
+    relative = goal.w2(draws) / math.sqrt(np.sum(goal.sd**2))
     error = math.sqrt(sum(1 / min(ess(t).values()) for t in (tree, reference)))
-    worst, wide = max(shift, key=shift.__getitem__), max(spread, key=spread.__getitem__)
     return {
         "name": name,
-        "w2": w2,
-        "w2_relative": w2 / size,
-        "w2_noise_relative": halves / size,
-        "shift": shift[worst],
-        "shift_parameter": worst,
+        "rounds": reference.attrs.get("rounds_done"),
+        "w2_relative": None if math.isnan(relative) else relative,
+        "shift": float(abs(shift[worst])),
+        "shift_parameter": labels[worst],
         "standard_error": error,
-        "sd_error": spread[wide],
-        "sd_parameter": wide,
+        "sd_ratio": float(ratio[wide]),
+        "sd_error": float(abs(ratio[wide] - 1)),
+        "sd_parameter": labels[wide],
         "sd_standard_error": error / math.sqrt(2),
     }

@@ -32,7 +32,8 @@ def text(found: Examined) -> str:
         *_check_lines(run["judgement"]),
         *(_statement(found.tree) if kind.private else ()),
     ]
-    return "\n".join([*lines, kind.unseen] if kind.unseen else lines)
+    lines += [kind.unseen] if kind.unseen else []
+    return "\n".join([*lines, *(_beside_lines(run) if kind.chains else ())])
 
 
 def _where(tree: xr.DataTree, exchanged: str) -> str:
@@ -128,6 +129,36 @@ def _chain_lines(run: Mapping[str, Any]) -> list[str]:
     return [
         f"Predicted for these settings: means off by up to {predicted['bias']:.2g} posterior sd, "
         f"sds by up to {percent(predicted['sd_error'])}."
+    ]
+
+
+def _beside_lines(run: Mapping[str, Any]) -> list[str]:
+    """Planned FA-LD beside the few-round posterior."""
+    found = run["beside"]
+    if found is None:
+        return []
+    goal = found["planned"]
+    aim = f"planned for means within {goal:g} posterior sd and sds within {100 * goal:g}%"
+    if "missing" in found:
+        return ["", f"FA-LD was {aim}. No few-round posterior to compare with: {found['missing']}."]
+    predicted = (run["foreseen"] or {}).get("predicted")
+    bias, wide = (f"{predicted[k]:.3f}" if predicted else "-" for k in ("bias", "sd_error"))
+    mean_of, sd_of = (labelled(found[k], run["units"]) for k in ("shift_parameter", "sd_parameter"))
+    known = {k: [r[k] for r in run["summary"] if r[k] is not None] for k in ("r_hat", "ess_bulk")}
+    rows = [
+        [f"largest shift of a mean ({mean_of}), in posterior sd", f"{found['shift']:.3f}", bias],
+        [f"ratio of sds farthest from 1 ({sd_of})", f"{found['sd_ratio']:.3f}", f"1 ± {wide}"],
+        ["rounds", f"{run['rounds_done']:,}", ""],
+        ["largest R-hat", f"{max(known['r_hat'], default=np.nan):.3f}", ""],
+        ["smallest ESS", f"{min(known['ess_bulk'], default=np.nan):,.0f}", ""],
+    ]
+    return [
+        "",
+        f"FA-LD, {aim}, beside the few-round posterior ({found['rounds']} rounds, {found['verdict']})",
+        align(["", "measured", "predicted"], rows),
+        f"Chance alone moves the shift by {found['standard_error']:.3f} and the ratio by "
+        f"{found['sd_standard_error']:.3f} (standard errors).",
+        "Where rounds are dear: --method corrected, Langevin dynamics that ends certified after a handful.",
     ]
 
 

@@ -8,6 +8,7 @@ sites answered in each round, and is run again on these answers.
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,15 +60,10 @@ def as_checkpoint(checkpoint: str | Path | Checkpoint | None) -> Checkpoint | No
 
 
 class Store:
-    """The checkpoint folder of one run.
+    """The checkpoint folder of one run; made if it does not exist.
 
-    Parameters
-    ----------
-    path
-        The folder; made if it does not exist.
-    description
-        What the run is: ``settings`` and ``fingerprints`` (of rows, densities and other things too
-        large to write down), both by name. A folder that holds another run is refused.
+    ``description`` is what the run is: ``settings`` and ``fingerprints`` (of rows, densities and other things
+    too large to write down), both by name. A folder that holds another run is refused.
     """
 
     def __init__(self, path: str | Path, description: dict[str, dict[str, Any]]):
@@ -114,10 +110,7 @@ class Store:
 
     def answered_rounds(self) -> int:
         """Rounds in a row whose answers were saved."""
-        number = 0
-        while self._answers(number + 1).exists():
-            number += 1
-        return number
+        return next(n for n in itertools.count() if not self._answers(n + 1).exists())
 
     def save_answers(self, number: int, answers: dict[str, np.ndarray], question: np.ndarray) -> None:
         """Save what the sites answered in a round; ``question`` is what it is recognised by."""

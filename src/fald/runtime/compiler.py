@@ -16,12 +16,6 @@ def options(one_thread: bool = False) -> dict[str, Any] | None:
     """Options of ``jax.jit`` for clients' work; ``one_thread`` keeps all of it on the calling thread.
 
     They change the speed alone. An option that this version of the compiler does not know is left out.
-
-    Examples
-    --------
-    >>> compiled = jax.jit(lambda x: 2 * x, compiler_options=options())
-    >>> compiled(1.5).item()
-    3.0
     """
     if jax.default_backend() != "cpu":
         return None

@@ -18,15 +18,7 @@ from fald.problem.model import Model
 def identity(
     model: Model, data: FederatedData, settings: dict[str, Any], others: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Settings, and fingerprints of what is too large to write down.
-
-    Parameters
-    ----------
-    model, data, settings
-        The run.
-    others
-        Further fingerprints, by what they are of.
-    """
+    """Settings, and fingerprints of what is too large to write down; ``others`` by what they are of."""
     known = {"the data": data.fingerprint(), "the densities of the model": density_probe(model, data)}
     return {
         "settings": {**settings, "model": model.name, "version": __version__},

@@ -71,16 +71,8 @@ class Journal:
     def write(self, **fields: Any) -> None:
         """Append a line; ``time`` and ``seconds`` since the line before are added.
 
-        Parameters
-        ----------
-        fields
-            What the documentation of ``rounds.jsonl`` lists, as far as it is known. Numbers that are not
-            finite become null.
-
-        Raises
-        ------
-        StorageError
-            If the line cannot be written.
+        Fields are those that the documentation of ``rounds.jsonl`` lists, as far as they are known. Numbers
+        that are not finite become null.
         """
         if self.path is None:
             return
@@ -107,11 +99,7 @@ class Journal:
     def running(self, **start: Any) -> Iterator[None]:
         """Write the first and the last line of a run, whatever ends it, and hold the lock in between.
 
-        Parameters
-        ----------
-        start
-            What is known at the start: ``round`` (of a resumed run; otherwise 0), ``rounds_total``,
-            ``sites`` and others.
+        ``start`` is what is known then: ``round`` (0 unless resumed), ``rounds_total``, ``sites`` and others.
         """
         self.write(event="start", **self.about, **start)
         status: dict[str, Any] = {"status": "finished"}
@@ -127,14 +115,10 @@ class Journal:
         finally:
             with contextlib.suppress(StorageError):  # what ended the run is what matters
                 self.write(event="end", **status)
-            self.close()
-
-    def close(self) -> None:
-        """Close the file; a further line opens it again."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None
+            if self._file is not None:
+                with contextlib.suppress(OSError):
+                    self._file.close()
+                self._file = None
 
 
 def as_journal(journal: str | Path | Journal | None) -> Journal:
@@ -215,8 +199,7 @@ def _open(path: Path) -> IO[bytes]:
     _lock(file)
     if file.seek(0, os.SEEK_END) > 0:
         file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
-            file.write(b"\n")
+        file.write(b"" if file.read(1) == b"\n" else b"\n")
     return file
 
 

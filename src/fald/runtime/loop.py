@@ -91,16 +91,8 @@ def run(
 ) -> None:
     """Do all rounds of a work.
 
-    Parameters
-    ----------
-    work
-        What to do.
-    checkpoint, description
-        Where to save, and what identifies the run there.
-    journal
-        Where to write down how the run goes.
-    progress
-        Whether to report on standard error.
+    ``checkpoint`` says where to save, ``description`` what identifies the run there, ``journal`` where to
+    write down how the run goes, ``progress`` whether to report on standard error.
 
     Raises
     ------
@@ -113,10 +105,8 @@ def run(
     try:
         work.begin(store)
         start = {"round": work.round, "rounds_total": work.total, "sites": dict(work.sites)}
-        with (
-            journal.running(**start),
-            Progress(work.total, work.round, progress, few=work.few) as display,
-        ):
+        shown = Progress(work.total, work.round, progress, few=work.few)
+        with journal.running(**start), shown as display:
             _go(work, keeper, display, journal)
     except FaldError as error:
         if not isinstance(error, StorageError):
@@ -125,13 +115,9 @@ def run(
         raise
     except KeyboardInterrupt:
         keeper.save()
-        error = Interrupted(
-            f"interrupted after round {work.round}" + ("" if work.few else f" of {work.total}"),
-            hint="give a checkpoint to be able to resume"
-            if checkpoint is None
-            else "resume to go on from here",
-        )
-        raise _with_draws(error, work) from None
+        hint = "give a checkpoint to be able to resume" if checkpoint is None else "resume to go on from here"
+        after = f"interrupted after round {work.round}" + ("" if work.few else f" of {work.total}")
+        raise _with_draws(Interrupted(after, hint=hint), work) from None
 
 
 def _with_draws(error: Any, work: Work) -> Any:
@@ -179,9 +165,8 @@ class _Keeper:
     def open(self) -> Store | None:
         """The folder of the run, if there is one, found to be that of this run."""
         if self.checkpoint is not None:
-            store = Store(self.checkpoint.path, self.description)
-            store.open()
-            self.store = store
+            self.store = Store(self.checkpoint.path, self.description)
+            self.store.open()
         return self.store
 
     def rounds_left(self) -> int:

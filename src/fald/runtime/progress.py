@@ -9,30 +9,11 @@ import time
 class Progress:
     """A progress display with time left and what the run says of itself.
 
-    On a terminal it is a live bar; elsewhere a line now and then, so that logs stay readable.
-
-    Parameters
-    ----------
-    total, done
-        Rounds of the run, and how many of them were done before.
-    shown
-        Whether to show anything.
-    unit, task
-        What is counted, and what the work is called.
-    few
-        Whether rounds are few and slow: then each gets a line of its own, on a terminal too.
+    On a terminal it is a live bar; elsewhere a line now and then, so that logs stay readable. ``done`` of
+    ``total`` rounds were done before; where rounds are ``few`` and slow, each gets a line of its own.
     """
 
-    def __init__(
-        self,
-        total: int,
-        done: int,
-        shown: bool,
-        *,
-        unit: str = "round",
-        task: str = "sampling",
-        few: bool = False,
-    ):
+    def __init__(self, total: int, done: int, shown: bool, *, unit="round", task="sampling", few=False):
         self.total, self.start, self.shown, self.few = total, done, shown, few
         self.unit, self.task_name = unit, task
         self.began = self.last_line = time.monotonic()
@@ -80,8 +61,5 @@ class Progress:
         elif now - self.last_line >= 10 or done == self.total:
             self.last_line = now
             task = "" if self.task_name == "sampling" else f"{self.task_name}: "
-            print(
-                f"{task}{self.unit} {done:,} of {self.total:,}: {note}, {left:,.0f} s left",
-                file=sys.stderr,
-                flush=True,
-            )
+            line = f"{task}{self.unit} {done:,} of {self.total:,}: {note}, {left:,.0f} s left"
+            print(line, file=sys.stderr, flush=True)

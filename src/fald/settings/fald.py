@@ -6,15 +6,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
 from fald.core.checks import check_count, check_number, check_positive
 from fald.core.errors import ConfigError
-from fald.core.types import StepSize
-from fald.settings.participation import Participation, full
+from fald.settings.participation import Participation, check_participation, full
 from fald.settings.schedules import paper_decay
 
 NoiseScale = Literal["realised", "paper"]
@@ -26,17 +24,13 @@ def _noise(name: str, value: Any) -> NoiseScale:
     return value
 
 
-def _step(name: str, value: Any) -> StepSize:
-    return value if callable(value) else check_positive(name, value)
-
-
 # how every setting is checked; each returns the value as it will be used, or raises ``ConfigError``
 RULES: dict[str, Callable[[str, Any], Any]] = {
     "local_steps": check_count,
-    "step_size": _step,
+    "step_size": lambda name, value: value if callable(value) else check_positive(name, value),
     "correlation": lambda name, value: check_number(name, value, 0, 1, rule="between 0 and 1"),
     "noise": _noise,
-    "temperature": lambda name, value: check_number(name, value, 0, math.inf, rule="a number ≥ 0"),
+    "temperature": lambda name, value: check_number(name, value, rule="a number ≥ 0"),
     "batch_size": check_count,
     "clip_norm": check_positive,
     "num_rounds": check_count,
@@ -49,18 +43,7 @@ _MAY_BE_NONE = ("batch_size", "clip_norm", "sensitivity")
 
 
 def checked(name: str, value: Any) -> Any:
-    """A setting as it will be used, or an error that names it as study files do.
-
-    Raises
-    ------
-    ConfigError
-        If it is out of its range.
-
-    Examples
-    --------
-    >>> checked("local_steps", 3)
-    3
-    """
+    """A setting as it will be used, or a ``ConfigError`` that names it as study files do."""
     if value is None and name in _MAY_BE_NONE:
         return None
     return RULES[name](name.replace("_", "-"), value)
@@ -68,26 +51,7 @@ def checked(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings of FA-LD, named as in ``fald.sample``.
-
-    Parameters
-    ----------
-    local_steps
-        K ≥ 1, steps between synchronisations.
-    step_size
-        η > 0, or a function from the step number (counted over all rounds) to η.
-    correlation
-        ρ ∈ [0, 1], correlation of the injected noise between clients.
-    participation
-        Who takes part in a round; None: everybody.
-    noise
-        ``"realised"`` or ``"paper"``: what a client's own noise is scaled by.
-    temperature
-        τ ≥ 0.
-    batch_size
-        Rows per stochastic gradient; None: all.
-    clip_norm
-        Norm to which the gradient of each row is cut; None: no clipping.
+    """The settings of FA-LD, named and explained as in ``fald.sample``.
 
     Raises
     ------
@@ -110,16 +74,9 @@ class Setting:
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.name in RULES:
-                object.__setattr__(self, field.name, checked(field.name, getattr(self, field.name)))
-        if self.participation is None:
-            object.__setattr__(self, "participation", full())
-        if not isinstance(self.participation, Participation):
-            raise ConfigError(
-                f"participation must be fald.full(), with_replacement(S) or without_replacement(S); "
-                f"got {self.participation!r}"
-            )
+        for name in method_settings():
+            object.__setattr__(self, name, checked(name, getattr(self, name)))
+        object.__setattr__(self, "participation", check_participation(self.participation) or full())
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], **others: Any) -> Self:
@@ -148,12 +105,6 @@ class Setting:
 
 
 def method_settings() -> dict[str, Any]:
-    """Defaults of the settings that are a method's own, by name; None where there is none.
-
-    Examples
-    --------
-    >>> sorted(method_settings())[:3]
-    ['batch_size', 'clip_norm', 'correlation']
-    """
+    """Defaults of the settings that are a method's own, by name; None where there is none."""
     own = {field.name: field.default for field in fields(Setting) if field.name != "participation"}
     return {**own, "local_steps": None, "step_size": None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +100,15 @@ def without_replacement(num_participants: int, *, allow_unequal: bool = False) -
     return Participation("without-replacement", num_participants, allow_unequal)
 
 
+def check_participation(given: Any) -> Participation | None:
+    """Return what was given if it says who takes part, or None for everybody; or raise ``ConfigError``."""
+    if given is None or isinstance(given, Participation):
+        return given
+    raise ConfigError(
+        f"participation must be fald.full(), with_replacement(S) or without_replacement(S); got {given!r}"
+    )
+
+
 class Drawn(NamedTuple):
     """The participants of one round of one chain.
 
@@ -120,22 +129,10 @@ def num_slots(participation: Participation, num_clients: int) -> int:
 
 
 def draw(participation: Participation, rng_key: jax.Array, offsets: jax.Array) -> Drawn:
-    """Draw the participants of one round.
+    """Draw the participants of one round, with the key of the participation stream of its chain.
 
-    Parameters
-    ----------
-    participation
-        The scheme.
-    rng_key
-        Key of the participation stream of this chain and round.
-    offsets
-        (num_clients + 1,) first row of each client in the flat row order, and the number of rows.
-
-    Returns
-    -------
-    Drawn
-        Participants and weights. Scheme I draws a row and takes its client, so its probabilities
-        are exactly n_c / n.
+    ``offsets`` (num_clients + 1,) are the first row of each client, and the number of rows: Scheme I draws a
+    row and takes its client, so its probabilities are exactly n_c / n.
     """
     num_clients = offsets.shape[0] - 1
     dtype = jnp.zeros(()).dtype

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from fald.core.errors import FaldError, NonFiniteError, StorageError
-from fald.core.files import write_atomically
+from fald.core.errors import DiagnosticsError, FaldError, NonFiniteError, StorageError
+from fald.core.files import sole_owner, write_atomically
+from fald.fewround.fit import MAX_DIM, tolerance_of
 from fald.langevin.sampling import sample
 from fald.planner import foresee
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
-from fald.results.examine import Examined, examine
+from fald.results.examine import Examined, compared, examine
 from fald.results.kinds import kind_of
 from fald.results.tree import save, settings_of
 from fald.runtime.checkpoint import Checkpoint
@@ -85,20 +86,23 @@ def run_study(
     Raises
     ------
     ConfigError
-        If the folder already holds a run and ``resume`` is not set.
+        If the folder already holds a run and ``resume`` is not set, or another process runs into it.
     """
     set_precision(study)
-    check_folder(out, resume)
+    # a job that was stopped to make way for this one may take a moment to end
+    with sole_owner(out, patience=0.0 if remote is None else 30.0):
+        check_folder(out, resume)
+        return _run(study, out, resume, remote, level=level, progress=progress, command=command)
+
+
+def _run(
+    study: Study, out: Path, resume: bool, remote: Callable[[], Remote] | None, *, level: float,
+    progress: bool, command: str,
+) -> Run:  # fmt: skip
     result = out / "posterior.nc"
     place = None if remote is None else remote()
     data = study.read_data() if place is None else place.data
     model = study.build_model(data.features)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"cannot make the folder {out}: {error.strerror}", hint="choose another with --out"
-        ) from error
     about = json.dumps(study.as_settings(), indent=1).encode()
     if not resume:  # a resumed run is first recognised as the same
         write_atomically(out / "study.json", about)
@@ -124,6 +128,8 @@ def run_study(
     planned = study.sampler is None or study.sampler.method == "fa-ld"
     if data.present and planned and kind_of(tree).chains:
         tree.attrs["foreseen"] = json.dumps(foresee(model, data, settings_of(tree)))
+        if study.sampler is None and model.dim <= MAX_DIM:
+            tree.attrs["beside"] = json.dumps(_few_rounds(tree, study, model, data, progress))
     save(_named(tree, study, command), result)
     (out / "partial.nc").unlink(missing_ok=True)
     away = "the rows are at the sites"
@@ -141,6 +147,20 @@ def _draws(study: Study, model: Model, data: FederatedData, place: Remote | None
     if place is not None:
         privacy = None if privacy is None else replace(privacy, view=place.view)
     return sample(study.sampler.seed, model, data, **given, privacy=privacy, **how)
+
+
+def _few_rounds(
+    tree: xr.DataTree, study: Study, model: Model, data: FederatedData, progress: bool
+) -> dict[str, Any]:
+    """What the few-round posterior says beside planned FA-LD; or why there is none."""
+    planned = {"planned": tolerance_of(study.fit.accuracy)}
+    asked = {**study.fit.arguments(), "method": "auto"}
+    try:
+        reference = fit(study.fit.seed, model, data, **asked, progress=progress)
+    except DiagnosticsError as error:  # it ended without a draw, and the chains are worth keeping
+        return {**planned, "missing": error.message}
+    found = compared(tree, "the few-round posterior", reference)
+    return {**planned, **found, "verdict": reference.attrs["verdict"]}
 
 
 def _named(tree: xr.DataTree, study: Study, command: str) -> xr.DataTree:

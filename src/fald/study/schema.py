@@ -250,7 +250,7 @@ class Study(_Section):
     @model_validator(mode="after")
     def _one_way(self):
         if self.sampler is not None and "fit" in self.model_fields_set:
-            raise ValueError("'fit' and 'sampler' are two ways to get a posterior; keep one")
+            raise ValueError("'fit' (or --method) and 'sampler' are two ways to get a posterior; keep one")
         if self.privacy is not None and self.sampler is None:
             raise ValueError(
                 "'privacy' needs a 'sampler' section: a private run is plain FA-LD, and choosing its "
@@ -320,7 +320,9 @@ class Study(_Section):
         d = self.data
         scaling = {c: (s.center, s.scale) for c, s in d.scaling.items() if c != d.target}
         categories = {c: levels for c, levels in d.categories.items() if c != d.target}
-        features = encode_features(read_table(path), str(path), d.features, categories, scaling)
+        features = encode_features(
+            read_table(path), str(path), d.features, categories=categories, scaling=scaling
+        )
         return features if d.bounds is None else np.clip(features, *d.bounds)
 
     def build_model(self, features: Iterable[str]) -> Model:

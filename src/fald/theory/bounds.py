@@ -1,25 +1,10 @@
-r"""Published convergence bounds of FA-LD in W2, with every term by its name.
-
-Notation of the docstrings: L and m are smoothness and strong convexity of every client energy f^c,
-κ = L/m, d the dimension, τ the temperature, ρ the correlation of injected noise, η the step size, K the
-local steps per round, k = rounds·K the steps taken, N clients of weights p_c, S of them drawn per round,
-D with ‖θ_0 − θ*‖² ≤ d D², γ = max_c ‖∇f^c(θ*)‖, σ with E‖∇f̃^c − ∇f^c‖² ≤ d σ², and
-
-    H_ρ = D² + max_c T_cρ/m + γ²/(m² d) + σ²/m²,    T_cρ = τ(ρ² + (1−ρ²)/p_c).
-
-All are upper bounds, for strongly convex and smooth energies and ``noise="paper"``. How loose they are
-depends on where one looks: ``python -m benchmarks.bounds`` measures it on random Gaussian federations, and
-the page on theory bounds quotes it. They guarantee convergence, they do not predict an error;
-``fald.gaussian`` does.
-
-"On Convergence of Federated Averaging Langevin Dynamics" (Deng, Zhang, Ma, Song, Lin).
-"""
+"""Published convergence bounds in W2, with every term by its name; notation as in ``fald.theory``."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,20 +20,10 @@ _FULL = full()
 class Constants:
     """What the bounds need to know of a problem and of the start of the chain.
 
-    Attributes
-    ----------
-    smoothness, strong_convexity
-        L ≥ m > 0, the largest and smallest curvature of any client energy f^c.
-    dim, num_clients, temperature
-        d, N and τ.
-    min_weight
-        min_c p_c; 1/N unless given.
-    heterogeneity
-        γ, not its square.
-    gradient_noise
-        σ, the standard deviation per coordinate of a client's stochastic gradient; 0 for full batches.
-    initial_distance
-        D = ‖θ_0 − θ*‖/√d.
+    ``smoothness`` L and ``strong_convexity`` m > 0 are the largest and smallest curvature of any client
+    energy f^c; d, N and τ; ``min_weight`` is min_c p_c, 1/N unless given; ``heterogeneity`` γ, not its
+    square; ``gradient_noise`` σ, the standard deviation per coordinate of a client's stochastic gradient, 0
+    for full batches; ``initial_distance`` D = ‖θ_0 − θ*‖/√d.
 
     Examples
     --------
@@ -110,23 +85,13 @@ class Constants:
 class Bound:
     """A bound on W2 as a sum of named terms; each is a float or an array of one common shape.
 
-    The published bound has one square root of H_ρ ((K−1)² + κ). It is divided here in proportion to the four
-    summands of H_ρ, so that the terms add up to ``total``. A share therefore shrinks when another source
-    grows; ``total`` never does.
-
-    Attributes
-    ----------
-    initialisation
-        What is left of the distance at the start; the only term that further rounds reduce.
-    discretisation_and_drift
-        Discretisation and local drift fed by the distance of the start, D².
-    injected_noise, heterogeneity, stochastic_gradient
-        The same, fed by the injected noise of the hottest client, by γ² and by σ².
-    partial_participation
-        Added by drawing S of N devices; does not vanish with the step size.
-    drift_share
-        Fraction (K−1)²/((K−1)² + κ) of ``local_error`` that is due to local steps; the rest is
-        discretisation, which K = 1 has too. Not a summand.
+    ``initialisation`` is what is left of the distance at the start, the only term that further rounds
+    reduce; ``partial_participation`` is added by drawing S of N devices, and does not vanish with the step
+    size. The square root of H_ρ ((K−1)² + κ), ``local_error``, is divided in proportion to the four summands
+    of H_ρ: discretisation and local drift fed by D², by the injected noise of the hottest client, by γ² and
+    by σ². A share therefore shrinks when another source grows; ``total`` never does. ``drift_share`` is no
+    summand but the fraction (K−1)²/((K−1)² + κ) of ``local_error`` due to local steps; the rest is
+    discretisation, which K = 1 has.
     """
 
     initialisation: Any
@@ -167,7 +132,7 @@ def fixed_step_bound(
 ) -> Bound:
     r"""Bound on W2 for a constant step size, with all devices or with S of N drawn per round.
 
-    All devices:
+    All devices, for η ≤ 1/(2L):
 
         W2(μ_k, π) ≤ (1−ηm/4)^k √(2d)(D + √(τ/m)) + 30κ √(ηmd) √(((K−1)² + κ) H_ρ).
 
@@ -176,39 +141,14 @@ def fixed_step_bound(
         2 √(C_K dτ/(Sm) · (ρ² + N(1−ρ²)) · C_S),    C_K = ηmK/(1 − e^{−ηmK/2}),
 
     C_S = 1 with replacement (Scheme I) and (N−S)/(N−1) without (Scheme II), so that S = N without
-    replacement has the bound of all devices.
-
-    Parameters
-    ----------
-    constants
-        The problem.
-    step_size, local_steps, num_rounds
-        η ≤ 1/(2L), K ≥ 1 and the number of rounds; arrays broadcast.
-    correlation
-        ρ ∈ [0, 1].
-    participation
-        ``full()``, ``with_replacement(S)``, or ``without_replacement(S)``, which needs equal weights.
-
-    Returns
-    -------
-    Bound
-        The terms and their total.
-
-    Raises
-    ------
-    ConfigError
-        If a precondition fails; the message says which one and by how much.
+    replacement has the bound of all devices. Theorems 5.7, 5.9 and 5.10; B.6, B.8 and C.3.
 
     Notes
     -----
-    Not a prediction: see the module. For drawn devices the reference has K² in its main text and in the steps
-    of its proof, and (K−1)² in its appendix. The latter holds: summed over rounds instead of steps, what a
-    synchronisation adds is at most 28·K·C_K·κ²ηmdH_ρ, and 28·K·C_K ≤ 100((K−1)² + κ) for η ≤ 1/(2L). The page
-    on theory bounds has the proof. ``noise="realised"`` with drawn devices is not covered.
-
-    References
-    ----------
-    Theorems 5.7, 5.9 and 5.10; B.6, B.8 and C.3.
+    Not a prediction. For drawn devices the reference has K² in its main text and in the steps of its proof,
+    and (K−1)² in its appendix. The latter holds: summed over rounds instead of steps, what a synchronisation
+    adds is at most 28·K·C_K·κ²ηmdH_ρ, and 28·K·C_K ≤ 100((K−1)² + κ) for η ≤ 1/(2L). The page on theory
+    bounds has the proof. ``noise="realised"`` with drawn devices is not covered.
 
     Examples
     --------
@@ -225,7 +165,7 @@ def fixed_step_bound(
     eta = checked_step("1/(2L)", 1 / (2 * c.smoothness), step_size)
     K, rounds = whole("local-steps", local_steps, 1), whole("num-rounds", num_rounds, 0)
     start = initial_distance_bound(c) * np.exp(K * rounds * np.log1p(-eta * c.strong_convexity / 4))
-    return assemble(c, 30.0, eta, K, correlation, participation, start)
+    return assemble(c, BoundSettings(eta, K, correlation, participation), start=start)
 
 
 def decaying_step_bound(
@@ -235,25 +175,13 @@ def decaying_step_bound(
 
         W2(μ_k, π) ≤ 45κ √(((K−1)² + κ) H_ρ) √(η_k m d)
 
-    Parameters
-    ----------
-    constants, local_steps, num_rounds, correlation
-        As in ``fixed_step_bound``, and refused as there.
-
-    Returns
-    -------
-    Bound
-        ``initialisation`` is 0: this bound has no separate term for the start.
+    It has no separate term for the start: ``initialisation`` is 0. Theorems 5.8 and B.7.
 
     Notes
     -----
     Published for ρ = 0; its induction uses only the one-step recursion, which correlated noise changes
     through H_ρ alone. The proof assumes that η at most halves within a round; in rounds longer than
     that the bound exceeds √(6dH) + √(dτ/m), which holds for any decreasing step, so it needs no cap on K.
-
-    References
-    ----------
-    Theorems 5.8 and B.7.
 
     Examples
     --------
@@ -264,7 +192,7 @@ def decaying_step_bound(
     c = constants
     K, rounds = whole("local-steps", local_steps, 1), whole("num-rounds", num_rounds, 0)
     eta = paper_decay(c.smoothness, c.strong_convexity)(K * rounds)
-    return assemble(c, 45.0, eta, K, correlation, _FULL, 0.0)
+    return assemble(c, BoundSettings(eta, K, correlation), coefficient=45.0)
 
 
 def initial_distance_bound(constants: Constants) -> float:
@@ -272,11 +200,7 @@ def initial_distance_bound(constants: Constants) -> float:
 
         W2(δ_θ0, π) ≤ √2 (‖θ_0 − θ*‖ + √(dτ/m)) = √(2d) (D + √(τ/m))
 
-    The start is one point; of ``constants`` only m, d, τ and D matter.
-
-    References
-    ----------
-    Lemma F.1.
+    The start is one point; of ``constants`` only m, d, τ and D matter. Lemma F.1.
 
     Examples
     --------
@@ -287,12 +211,21 @@ def initial_distance_bound(constants: Constants) -> float:
     return math.sqrt(2 * c.dim) * (c.initial_distance + math.sqrt(c.temperature / c.strong_convexity))
 
 
-def assemble(c: Constants, coefficient, eta, K, correlation, participation: Participation, start) -> Bound:
+class BoundSettings(NamedTuple):
+    """The settings of a run that a bound reads, as arrays that broadcast."""
+
+    step_size: Any
+    local_steps: Any
+    correlation: float = 0.0
+    participation: Participation = _FULL
+
+
+def assemble(c: Constants, run: BoundSettings, *, coefficient: float = 30.0, start: Any = 0.0) -> Bound:
     """The bound with a given coefficient of its square root and a given first term; settings unchecked."""
+    eta, K, correlation, participation = run
     sources, kappa = c.sources(correlation), c.condition_number
-    drift = (K - 1) ** 2
-    drawing = drawing_term(c, eta, K, correlation, participation) if participation.scheme != "full" else 0.0
-    scale = sources.sum()
+    drift, scale = (K - 1) ** 2, sources.sum()
+    drawing = drawing_term(c, run) if participation.scheme != "full" else 0.0
     root = coefficient * kappa * np.sqrt(eta * c.strong_convexity * c.dim * (drift + kappa) * scale)
     shares = (root * (source / scale if scale > 0 else 0.0) for source in sources)
     terms = np.broadcast_arrays(start, *shares, drawing, drift / (drift + kappa))
@@ -314,31 +247,35 @@ def thinning(c: Constants, participation: Participation) -> float:
     if participation.scheme == "with-replacement":
         return 1 / s
     if c.min_weight is not None and abs(c.min_weight * n - 1) > 1e-6:
-        raise ConfigError(
-            f"without replacement the bound needs min-weight = 1/num-clients = {1 / n:g}; "
-            f"got {c.min_weight:g}"
-        )
+        rule = f"min-weight = 1/num-clients = {1 / n:g}"
+        raise ConfigError(f"without replacement the bound needs {rule}; got {c.min_weight:g}")
     return (n - s) / (s * max(n - 1, 1))
 
 
-def round_factor(c: Constants, eta, K) -> np.ndarray:
-    """C_K = ηmK/(1 − e^{−ηmK/2}); at η = 0 its limit 2."""
-    x = np.asarray(eta * c.strong_convexity * K, float)
-    return np.where(x > 0, x / -np.expm1(-np.where(x > 0, x, 1.0) / 2), 2.0)
+def drawing_heat(c: Constants, run: BoundSettings) -> np.ndarray:
+    """C_K dτ/m (ρ² + N(1−ρ²)), C_K = ηmK/(1 − e^{−ηmK/2}): drawing devices adds 4 C_S/S of it to W2²."""
+    x = np.asarray(run.step_size * c.strong_convexity * run.local_steps, float)
+    factor = np.where(x > 0, x / -np.expm1(-np.where(x > 0, x, 1.0) / 2), 2.0)  # 2 is its limit at η = 0
+    return factor * (c.dim * c.temperature / c.strong_convexity * shared_and_own(c, run.correlation))
 
 
-def drawing_term(c: Constants, eta, K, correlation, participation: Participation):
+def drawing_term(c: Constants, run: BoundSettings) -> np.ndarray:
     """Term of partial participation; at η = 0 its limit."""
-    noise = c.dim * c.temperature / c.strong_convexity * shared_and_own(c, correlation)
-    return 2 * np.sqrt(round_factor(c, eta, K) * noise * thinning(c, participation))
+    return 2 * np.sqrt(drawing_heat(c, run) * thinning(c, run.participation))
+
+
+def checked(name: str, value: ArrayLike, *, above: bool = False) -> np.ndarray:
+    """Finite numbers ≥ 0, or > 0 where ``above`` is set."""
+    found = np.asarray(value, float)
+    bad = found[~(np.isfinite(found) & ((found > 0) if above else (found >= 0)))]
+    if bad.size:
+        raise ConfigError(f"{name} must be {'>' if above else '≥'} 0; got {bad.flat[0]:g}")
+    return found
 
 
 def checked_step(rule: str, limit: float, step_size: ArrayLike) -> np.ndarray:
     """η, refused unless 0 < η ≤ limit; ``rule`` names the limit."""
-    eta = np.asarray(step_size, float)
-    bad = eta[~(np.isfinite(eta) & (eta > 0))]
-    if bad.size:
-        raise ConfigError(f"step-size must be > 0; got {bad.flat[0]:g}", hint="choose a positive number")
+    eta = checked("step-size", step_size, above=True)
     if eta.max() > limit * (1 + 1e-12):
         got = f"{eta.max():.6g}, {eta.max() / limit:.4g} times that"
         raise ConfigError(f"step-size must be ≤ {rule} = {limit:.6g}; got {got}")

@@ -1,7 +1,7 @@
 r"""What the bounds certify: steps and rounds for an accuracy, the best local steps, the best step size.
 
-Notation as in ``fald.theory.bounds``. The published text has orders of magnitude, Ω(·); the functions here
-have every constant, so that what they return satisfies the bound itself.
+Notation, parameters and errors as in ``fald.theory``. The published text has orders of magnitude, Ω(·); the
+functions here have every constant, so that what they return satisfies the bound itself.
 """
 
 from __future__ import annotations
@@ -16,17 +16,8 @@ from numpy.typing import ArrayLike
 from fald.core.errors import ConfigError
 from fald.settings.participation import Participation, full, with_replacement, without_replacement
 from fald.settings.schedules import paper_decay
-from fald.theory.bounds import (
-    Constants,
-    assemble,
-    decaying_step_bound,
-    drawing_term,
-    fixed_step_bound,
-    initial_distance_bound,
-    round_factor,
-    shared_and_own,
-    whole,
-)
+from fald.theory import bounds
+from fald.theory.bounds import BoundSettings, Constants, assemble, checked, whole
 
 _FULL = full()
 
@@ -56,32 +47,12 @@ def complexity(
 
     η is the largest step ≤ 1/(2L) for which the terms that do not decay use at most half of ε (with drawn
     devices: of what ε leaves above 2√(2dτ/(Sm)·(ρ²+N(1−ρ²))·C_S), which no step size removes). The
-    number of steps is the smallest T that brings the total to ε; rounds are T/K, rounded up.
-
-    Parameters
-    ----------
-    epsilon
-        ε > 0; broadcasts with ``local_steps``.
-    constants, local_steps, correlation, participation
-        As in ``fixed_step_bound``.
-
-    Returns
-    -------
-    Complexity
-        Step size, steps and rounds.
-
-    Raises
-    ------
-    ConfigError
-        If a precondition fails, or ε is not above what partial participation leaves.
+    number of steps is the smallest T that brings the total to ε; rounds are T/K, rounded up. An ε that is not
+    above what drawn devices leave is refused. Section 5.3.1 and the discussion after Theorem B.6.
 
     Notes
     -----
     Sufficient, far from necessary: the exact law usually needs orders of magnitude fewer rounds.
-
-    References
-    ----------
-    Section 5.3.1 and the discussion after Theorem B.6.
 
     Examples
     --------
@@ -90,9 +61,9 @@ def complexity(
     >>> f"{plan.step_size:.3g} {plan.num_steps:.4g} {plan.num_rounds:.4g}"
     '5.79e-07 1.916e+07 9.582e+06'
     """
-    eta, T, K = _certified(epsilon, constants, local_steps, correlation, participation)
-    found = np.broadcast_arrays(eta, np.ceil(T), np.ceil(np.ceil(T) / K))
-    return Complexity(*(value[()] for value in found))
+    K = whole("local-steps", local_steps, 1)
+    eta, T = _certified(epsilon, constants, K, correlation, participation=participation)
+    return _found(eta, np.ceil(T), np.ceil(np.ceil(T) / K))
 
 
 def best_local_steps(
@@ -104,31 +75,16 @@ def best_local_steps(
 ) -> int:
     r"""Local steps K for which the bound certifies an accuracy in the fewest rounds.
 
-    As long as η ≤ 1/(2L) does not bind, the certified rounds are proportional to ((K−1)² + κ)/K, least at
-    K = √(1+κ), also with drawn devices. Integers on both sides are compared. With ``epsilon`` the rounds of
-    ``complexity`` are minimised instead, caps and all.
-
-    Parameters
-    ----------
-    constants, correlation, participation
-        As in ``fixed_step_bound``; the correlation matters only with ``epsilon``.
-    epsilon
-        Accuracy in W2; without it, the limit of high accuracy.
-
-    Returns
-    -------
-    int
-        K.
+    As long as η ≤ 1/(2L) does not bind, the certified rounds are proportional to ((K−1)² + κ)/K, least at K
+    = √(1+κ), also with drawn devices. Integers on both sides are compared. With ``epsilon`` the rounds of
+    ``complexity`` are minimised instead, caps and all; only then the correlation matters. Section 5.3.1 and
+    the discussion after Theorem B.6.
 
     Notes
     -----
     Best for the bound, not for the chain: clients of equal curvature lose nothing by larger K. That this is
     of the order √T, as published, says little: at fixed ε, d and H the certified T grows like κ³, so that K
     grows like T^(1/6).
-
-    References
-    ----------
-    Section 5.3.1 and the discussion after Theorem B.6.
 
     Examples
     --------
@@ -145,7 +101,7 @@ def best_local_steps(
     low, high = 1, 2 * math.ceil(max(ideal, epsilon / unit if unit > 0 else 0)) + 2
     while True:
         grid = np.unique(np.round(np.geomspace(low, high, 400)))
-        _, steps, _ = _certified(epsilon, constants, grid, correlation, participation)
+        _, steps = _certified(epsilon, constants, grid, correlation, participation=participation)
         best = int(np.argmin(steps / grid))
         if len(grid) == high - low + 1:
             return int(grid[best])
@@ -161,23 +117,8 @@ def decaying_step_complexity(
 
         k ≥ (12/m) (2025 κ² ((K−1)² + κ) H_ρ m d/ε² − 2L),
 
-    of the order d/ε², without the logarithm of a fixed step.
-
-    Parameters
-    ----------
-    epsilon
-        ε > 0; broadcasts with ``local_steps``.
-    constants, local_steps, correlation
-        As in ``decaying_step_bound``.
-
-    Returns
-    -------
-    Complexity
-        ``step_size`` is the last one, η at the end of the run.
-
-    References
-    ----------
-    After Theorems 5.8 and B.7.
+    of the order d/ε², without the logarithm of a fixed step. The ``step_size`` returned is the last one, η at
+    the end of the run. After Theorems 5.8 and B.7.
 
     Examples
     --------
@@ -186,15 +127,13 @@ def decaying_step_complexity(
     >>> f"{plan.step_size:.3g} {plan.num_steps:.4g} {plan.num_rounds:.4g}"
     '1.03e-06 1.166e+07 5.832e+06'
     """
-    c, epsilon = constants, _accuracy(epsilon)
+    c, epsilon = constants, checked("epsilon", epsilon, above=True)
     K = whole("local-steps", local_steps, 1)
-    start = decaying_step_bound(c, local_steps=K, num_rounds=0, correlation=correlation).total
+    start = bounds.decaying_step_bound(c, local_steps=K, num_rounds=0, correlation=correlation).total
     # the square of the bound is proportional to η_k, and η_0 = 1/(2L)
     steps = np.ceil(np.maximum(0.0, 24 * c.condition_number * ((start / epsilon) ** 2 - 1)))
     rounds = np.ceil(steps / K)
-    last = paper_decay(c.smoothness, c.strong_convexity)(K * rounds)
-    found = np.broadcast_arrays(last, steps, rounds)
-    return Complexity(*(value[()] for value in found))
+    return _found(paper_decay(c.smoothness, c.strong_convexity)(K * rounds), steps, rounds)
 
 
 def drawn_complexity(
@@ -211,30 +150,13 @@ def drawn_complexity(
         (1−ηm/4)^T √(2d)(D + √(τ/m)) ≤ ε/3   gives T,
         2 √(C_K dτ/(Sm) (ρ² + N(1−ρ²)) C_S) ≤ ε/3   gives S.
 
-    With a = 36 C_K dτ(ρ² + N(1−ρ²))/(mε²), S is a with replacement, of the order d/ε², and
-    N/(1 + (N−1)/a) ≤ N without; both rounded up.
-
-    Parameters
-    ----------
-    epsilon
-        ε > 0; broadcasts with ``local_steps``.
-    constants, local_steps, correlation
-        As in ``fixed_step_bound``.
-    scheme
-        How devices are drawn; without replacement needs equal weights.
-
-    Returns
-    -------
-    Complexity
-        With ``num_participants``. Draws with replacement may have to be more than there are devices.
+    With a = 36 C_K dτ(ρ² + N(1−ρ²))/(mε²), S is a with replacement, of the order d/ε², and N/(1 + (N−1)/a) ≤
+    N without, which needs equal weights; both rounded up. Draws with replacement may have to be more than
+    there are devices. After Theorem 5.10.
 
     Notes
     -----
     Equal thirds are the published choice, not the best one: ``complexity`` takes S and shares out the rest.
-
-    References
-    ----------
-    After Theorem 5.10.
 
     Examples
     --------
@@ -243,25 +165,20 @@ def drawn_complexity(
     >>> plan.num_participants
     array([39., 27.])
     """
-    c, epsilon = constants, _accuracy(epsilon)
-    K, third = whole("local-steps", local_steps, 1), epsilon / 3
+    c, third = constants, checked("epsilon", epsilon, above=True) / 3
+    K = whole("local-steps", local_steps, 1)
     drawn = {"with-replacement": with_replacement, "without-replacement": without_replacement}
     if scheme not in drawn:
         raise ConfigError(f"scheme must be one of {', '.join(drawn)}; got {scheme!r}")
-    drawing_term(c, 0.0, 1, correlation, drawn[scheme](1))  # refuses unequal weights
-    with np.errstate(divide="ignore"):
-        root = third / assemble(c, 30.0, 1.0, K, correlation, _FULL, 0.0).local_error
-    eta = np.minimum(1 / (2 * c.smoothness), root**2)
-    heat = c.dim * c.temperature / c.strong_convexity * shared_and_own(c, correlation)
-    wanted = 4 * round_factor(c, eta, K) * heat / third**2
+    bounds.thinning(c, drawn[scheme](1))  # refuses unequal weights
+    eta = _largest_step(c, third, BoundSettings(1.0, K, correlation))
+    wanted = 4 * bounds.drawing_heat(c, BoundSettings(eta, K, correlation)) / third**2
     if scheme == "without-replacement":
         wanted = c.num_clients * wanted / (wanted + (c.num_clients - 1)) if c.num_clients > 1 else 1.0
-    left = np.minimum(third / max(initial_distance_bound(c), 1e-300), 1.0)
-    T = np.ceil(np.log(left) / np.log1p(-eta * c.strong_convexity / 4) + 0.0)
+    T = np.ceil(_steps_to(c, third, eta))
     # a hair less before rounding up, so that a whole number stays itself
     devices = np.maximum(np.ceil(wanted * (1 - 1e-12)), 1.0)
-    found = np.broadcast_arrays(eta, T, np.ceil(T / K), devices)
-    return Complexity(*(value[()] for value in found))
+    return _found(eta, T, np.ceil(T / K), devices)
 
 
 def best_step_size(
@@ -275,26 +192,9 @@ def best_step_size(
     r"""Step size η ≤ 1/(2L) for which the fixed-step bound is least after a given number of rounds.
 
     A larger η forgets the start sooner and leaves a larger error, so the best one falls as the run grows,
-    like log(T)/T.
-
-    Parameters
-    ----------
-    constants, local_steps, num_rounds, correlation, participation
-        As in ``fixed_step_bound``; single numbers.
-
-    Returns
-    -------
-    float
-        η, to one part in a million.
-
-    Raises
-    ------
-    ConfigError
-        If the run is so short that every step size leaves the bound above that of the start.
-
-    References
-    ----------
-    After Theorem 6.1: for a fixed number of steps there is a best step size.
+    like log(T)/T. It is found to one part in a million. A run so short that every step size leaves the bound
+    above that of the start is refused. After Theorem 6.1: for a fixed number of steps there is a best step
+    size.
 
     Examples
     --------
@@ -304,10 +204,10 @@ def best_step_size(
     """
     run = {"local_steps": local_steps, "correlation": correlation, "participation": participation}
     low, high = 1e-18 / (2 * constants.smoothness), 1 / (2 * constants.smoothness)
-    start = fixed_step_bound(constants, step_size=low, num_rounds=0, **run)
+    start = bounds.fixed_step_bound(constants, step_size=low, num_rounds=0, **run)
     while high > low * (1 + 1e-6):
         tried = np.minimum(np.geomspace(low, high, 400), 1 / (2 * constants.smoothness))
-        totals = fixed_step_bound(constants, step_size=tried, num_rounds=num_rounds, **run).total
+        totals = bounds.fixed_step_bound(constants, step_size=tried, num_rounds=num_rounds, **run).total
         best = int(np.argmin(totals))
         low, high = tried[max(best - 1, 0)], tried[min(best + 1, len(tried) - 1)]
     if totals[best] >= start.initialisation + start.partial_participation:
@@ -318,20 +218,28 @@ def best_step_size(
     return float(tried[best])
 
 
-def _accuracy(epsilon: ArrayLike) -> np.ndarray:
-    found = np.asarray(epsilon, float)
-    if not (np.isfinite(found) & (found > 0)).all():
-        raise ConfigError(f"epsilon must be > 0; got {found.min():g}")
-    return found
+def _found(*values: Any) -> Complexity:
+    return Complexity(*(value[()] for value in np.broadcast_arrays(*values)))
 
 
-def _certified(epsilon, c: Constants, local_steps, correlation, participation: Participation):
+def _largest_step(c: Constants, error: Any, run: BoundSettings) -> np.ndarray:
+    """Largest η ≤ 1/(2L) whose local error, which grows like √η, is at most ``error``; ``run`` has η = 1."""
+    with np.errstate(divide="ignore"):
+        return np.minimum(1 / (2 * c.smoothness), (error / assemble(c, run).local_error) ** 2)
+
+
+def _steps_to(c: Constants, left: Any, eta: Any) -> np.ndarray:
+    """Steps, before rounding, after which at most ``left`` remains of the distance at the start."""
+    share = np.minimum(left / max(bounds.initial_distance_bound(c), 1e-300), 1.0)
+    return np.log(share) / np.log1p(-eta * c.strong_convexity / 4) + 0.0
+
+
+def _certified(epsilon, c: Constants, K: np.ndarray, correlation: float, *, participation: Participation):
     """Largest step size, and steps before rounding, that the fixed-step bound certifies for ε."""
-    K = whole("local-steps", local_steps, 1)
-    epsilon = _accuracy(epsilon)
+    epsilon = checked("epsilon", epsilon, above=True)
 
     def lasting(eta):
-        return assemble(c, 30.0, eta, K, correlation, participation, 0.0).total
+        return assemble(c, BoundSettings(eta, K, correlation, participation)).total
 
     floor = lasting(0.0)
     if (epsilon <= floor).any():
@@ -341,9 +249,7 @@ def _certified(epsilon, c: Constants, local_steps, correlation, participation: P
             hint="draw more devices or raise the correlation; noise='realised' removes the cause",
         )
     allowed = floor + (epsilon - floor) / 2
-    with np.errstate(divide="ignore"):
-        root = (allowed - floor) / assemble(c, 30.0, 1.0, K, correlation, participation, 0.0).local_error
-    eta = np.minimum(1 / (2 * c.smoothness), root**2)
+    eta = _largest_step(c, allowed - floor, BoundSettings(1.0, K, correlation, participation))
     if participation.scheme != "full":
         low, high = np.zeros_like(eta), eta
         for _ in range(200):
@@ -351,5 +257,4 @@ def _certified(epsilon, c: Constants, local_steps, correlation, participation: P
             fits = lasting(middle) <= allowed
             low, high = np.where(fits, middle, low), np.where(fits, high, middle)
         eta = np.where(lasting(eta) <= allowed, eta, low)
-    left = np.minimum((epsilon - lasting(eta)) / max(initial_distance_bound(c), 1e-300), 1.0)
-    return eta, np.log(left) / np.log1p(-eta * c.strong_convexity / 4) + 0.0, K
+    return eta, _steps_to(c, epsilon - lasting(eta), eta)

@@ -16,13 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fald.core.checks import check_count
 from fald.core.errors import ConfigError
+from fald.settings.fald import NoiseScale, Setting
 from fald.settings.participation import Participation, full
+from fald.theory.bounds import checked
 
 Array = NDArray[np.float64]
 StepSize = float | ArrayLike | Callable[[int], float]
@@ -89,11 +92,6 @@ class _Federation:
     def _in_basis(self, diagonal: Array) -> Array:
         return (self.eigenvectors * diagonal[:, None, :]) @ self.eigenvectors.transpose(0, 2, 1)
 
-    def deviations(self, composed: _Round, mean: Array) -> Array:
-        """√q_c (E β^c − E β̄), so that its Gram matrix is the spread of the clients' means."""
-        moved = composed.pull - composed.gain @ mean
-        return np.sqrt(self.chance)[:, None] * (moved - self.chance @ moved)
-
 
 def law(
     hessians: ArrayLike,
@@ -106,7 +104,7 @@ def law(
     temperature: float = 1.0,
     correlation: float = 0.0,
     participation: Participation = _FULL,
-    noise: Literal["realised", "paper"] = "realised",
+    noise: NoiseScale = "realised",
     initial_position: ArrayLike | None = None,
     initial_covariance: ArrayLike | None = None,
 ) -> Law:
@@ -146,12 +144,8 @@ def law(
     Returns
     -------
     Law
-        ``mean`` (num_rounds + 1, d) and ``covariance`` (num_rounds + 1, d, d); index 0 is the start.
-
-    Raises
-    ------
-    ConfigError
-        If an argument is out of its range, or the chain leaves the finite numbers.
+        ``mean`` (num_rounds + 1, d) and ``covariance`` (num_rounds + 1, d, d); index 0 is the start. A chain
+        that leaves the finite numbers is refused.
 
     Notes
     -----
@@ -171,10 +165,10 @@ def law(
     >>> path.mean[-1].round(4), path.covariance[-1].round(4)
     (array([0.7286]), array([[0.5714]]))
     """
-    federation = _prepare(hessians, centers, weights, temperature, correlation, participation, noise)
-    _check_count("local-steps", local_steps, 1)
-    _check_count("num-rounds", num_rounds, 0)
-    steps = _step_sizes(step_size, local_steps, num_rounds)
+    run = Setting(local_steps, 1.0, correlation, participation, noise, temperature)
+    federation = _prepare((hessians, centers, weights), run)
+    num_rounds = check_count("num-rounds", num_rounds, 0)
+    steps = _step_sizes(step_size, run.local_steps, num_rounds)
     d = federation.centers.shape[1]
     mean, covariance = np.empty((num_rounds + 1, d)), np.empty((num_rounds + 1, d, d))
     mean[0] = 0.0 if initial_position is None else _finite("initial-position", initial_position, (d,))
@@ -194,7 +188,7 @@ def law(
             mean[r + 1] = average @ mean[r] + pull
             following = (1 - f) * (average @ covariance[r] @ average) + composed.noise
             if f > 0:
-                apart = federation.deviations(composed, mean[r])
+                apart = _deviations(q, composed.pull - composed.gain @ mean[r])
                 following += f * (row @ (covariance[r] @ transition).reshape(-1, d) + apart.T @ apart)
             covariance[r + 1] = following
     finite = np.isfinite(mean).all(1) & np.isfinite(covariance).all((1, 2))
@@ -218,7 +212,7 @@ def stationary(
     temperature: float = 1.0,
     correlation: float = 0.0,
     participation: Participation = _FULL,
-    noise: Literal["realised", "paper"] = "realised",
+    noise: NoiseScale = "realised",
 ) -> Law:
     r"""Mean and covariance that a round of ``law`` leaves unchanged, for a constant step size.
 
@@ -226,27 +220,12 @@ def stationary(
 
         ḠC + CḠ − (1−f) ḠCḠ − f Σ_c q_c G_c C G_c = noise + f Σ_c q_c (μ_c−m)(μ_c−m)ᵀ.
 
-    Parameters
-    ----------
-    hessians, centers, weights, local_steps, temperature, correlation, participation, noise
-        As in ``law``.
-    step_size
-        η, one number.
-
-    Returns
-    -------
-    Law
-        ``mean`` (d,) and ``covariance`` (d, d).
-
-    Raises
-    ------
-    ConfigError
-        If a round does not contract; the message names the spectral radius.
+    Parameters are those of ``law``, with one number for the step size; ``mean`` is (d,) and ``covariance``
+    (d, d). Rounds that do not contract are refused with their spectral radius.
 
     Notes
     -----
-    With random participation the system has d² unknowns: about a second at d = 50. Nothing is said of
-    how many rounds it takes to come near the fixed point.
+    Nothing is said of how many rounds it takes to come near the fixed point.
 
     Examples
     --------
@@ -254,60 +233,73 @@ def stationary(
     >>> fixed.mean.round(4), fixed.covariance.round(4)
     (array([0.7286]), array([[0.5714]]))
     """
-    federation = _prepare(hessians, centers, weights, temperature, correlation, participation, noise)
-    _check_count("local-steps", local_steps, 1)
+    run = Setting(local_steps, 1.0, correlation, participation, noise, temperature)
+    federation = _prepare((hessians, centers, weights), run)
     if np.ndim(step_size) != 0 or callable(step_size):
         raise ConfigError(f"step-size must be one number here; got {step_size!r}", hint="use law instead")
-    (steps,) = _step_sizes(step_size, local_steps, 1)
+    (steps,) = _step_sizes(step_size, run.local_steps, 1)
     with np.errstate(over="ignore", invalid="ignore"):
         composed = federation.round(steps)
-    f, q = federation.spread, federation.chance
-    average = np.tensordot(q, composed.gain, 1)
+    drawn = {"chance": federation.chance, "spread": federation.spread}
+    _, turn, mean, covariance = fixed_point(*composed, **drawn)
+    return Law(mean, turn @ ((covariance + covariance.T) / 2) @ turn.T)
+
+
+def fixed_point(
+    gain: Array, pull: Array, added: Array, *, chance: Array, spread: float
+) -> tuple[Array, Array, Array, Array]:
+    """Eigenvalues and eigenvectors of Ḡ, stationary mean, and stationary covariance in that basis.
+
+    ``gain`` are the G_c, ``pull`` the G_c x_c, and ``added`` is the covariance that noise adds to the
+    average in a round. Drawn devices: by conjugate gradients preconditioned with the solution for f = 0. The
+    operator is symmetric, and positive definite exactly when a round contracts.
+    """
+    q, f = chance, spread
+    weighed = q[:, None, None] * gain
+    average = np.sum(weighed, axis=0)
     if not np.isfinite(average).all():
         raise _not_contracting(np.inf)
-    d, (rates, basis) = len(average), np.linalg.eigh(average)
-    if rates[0] <= d * np.finfo(float).eps * rates[-1] or rates[-1] >= 2:
+    rates, turn = np.linalg.eigh(average)
+    if rates[0] <= len(rates) * np.finfo(float).eps * rates[-1] or rates[-1] >= 2:
         raise _not_contracting(float(np.max((1 - rates) ** 2)))
-    mean = basis @ ((basis.T @ (q @ composed.pull)) / rates)
-    apart = federation.deviations(composed, mean)
-    added = composed.noise + f * (apart.T @ apart)
+    mean = turn @ ((turn.T @ (q @ pull)) / rates)
+    pairs = rates[:, None] + rates - rates[:, None] * rates
     if f == 0:
-        pairs = rates[:, None] + rates - rates[:, None] * rates
-        return Law(mean, basis @ ((basis.T @ added @ basis) / pairs) @ basis.T)
-    from scipy.linalg import cho_factor, cho_solve  # slow to import, and needed only here
+        return rates, turn, mean, (turn.T @ added @ turn) / pairs
+    apart = _deviations(q, pull - gain @ mean)
+    added = turn.T @ (added + f * (apart.T @ apart)) @ turn
+    gain, weighed = turn.T @ gain @ turn, turn.T @ weighed @ turn
 
-    flat = composed.gain.reshape(len(q), -1)
-    quadratic = (1 - f) * np.outer(average, average) + f * (q[:, None] * flat).T @ flat
-    quadratic = quadratic.reshape(d, d, d, d).transpose(0, 2, 1, 3).reshape(d * d, d * d)
-    # Symmetric because every G_c is, and positive definite exactly when a round contracts.
-    system = np.kron(average, np.eye(d)) + np.kron(np.eye(d), average) - quadratic
-    try:
-        factor = cho_factor(system)
-    except np.linalg.LinAlgError:
-        raise _not_contracting(1.0 - float(np.linalg.eigvalsh(system)[0])) from None
-    covariance = cho_solve(factor, added.ravel()).reshape(d, d)
-    return Law(mean, (covariance + covariance.T) / 2)
+    def apply(C: Array) -> Array:
+        both = np.sum(weighed @ (C @ gain), axis=0)
+        return (pairs + f * rates[:, None] * rates) * C - f * (both + both.T) / 2
+
+    solution = added / pairs
+    residual = added - apply(solution)
+    step = fresh = residual / pairs
+    size, scale = float(np.sum(residual * fresh)), float(np.sum(added * solution))
+    for _ in range(500):
+        if size <= 1e-26 * scale:
+            break
+        image = apply(step)
+        curvature = float(np.sum(step * image))
+        if not curvature > 0:
+            raise _not_contracting(1 - curvature / float(np.sum(step**2)))
+        solution = solution + (size / curvature) * step
+        residual = residual - (size / curvature) * image
+        fresh = residual / pairs
+        size, before = float(np.sum(residual * fresh)), size
+        step = fresh + (size / before) * step
+    if not size <= 1e-16 * scale:
+        raise _not_contracting(1.0)
+    return rates, turn, mean, solution
 
 
 def target(hessians: ArrayLike, centers: ArrayLike, weights: ArrayLike, temperature: float = 1.0) -> Law:
     r"""Mean and covariance of the posterior π ∝ exp(−Σ_c p_c f^c/τ).
 
-    With H = Σ_c p_c H_c the mean is H⁻¹ Σ_c p_c H_c x_c and the covariance τ H⁻¹.
-
-    Parameters
-    ----------
-    hessians, centers, weights, temperature
-        As in ``law``.
-
-    Returns
-    -------
-    Law
-        ``mean`` (d,) and ``covariance`` (d, d).
-
-    Raises
-    ------
-    ConfigError
-        If H is not positive definite: π is then not a distribution.
+    With H = Σ_c p_c H_c the mean (d,) is H⁻¹ Σ_c p_c H_c x_c and the covariance (d, d) τ H⁻¹. Parameters are
+    those of ``law``. An H that is not positive definite is refused: π is then not a distribution.
 
     Examples
     --------
@@ -315,7 +307,6 @@ def target(hessians: ArrayLike, centers: ArrayLike, weights: ArrayLike, temperat
     Law(mean=array([0.75]), covariance=array([[0.5]]))
     """
     H, x, p = _checked_energies(hessians, centers, weights)
-    _check_range("temperature", temperature, 0.0)
     rates, basis = np.linalg.eigh(np.tensordot(p, H, 1))
     if rates[0] <= len(rates) * np.finfo(float).eps * rates[-1]:
         raise ConfigError(
@@ -323,7 +314,7 @@ def target(hessians: ArrayLike, centers: ArrayLike, weights: ArrayLike, temperat
             hint="add a prior, or drop the directions that no client has data on",
         )
     mean = basis @ ((basis.T @ np.einsum("c,cpq,cq->p", p, H, x)) / rates)
-    return Law(mean, (basis * (temperature / rates)) @ basis.T)
+    return Law(mean, (basis * (Setting(1, 1.0, temperature=temperature).temperature / rates)) @ basis.T)
 
 
 def wasserstein2(mean_a: ArrayLike, cov_a: ArrayLike, mean_b: ArrayLike, cov_b: ArrayLike) -> Array:
@@ -332,23 +323,8 @@ def wasserstein2(mean_a: ArrayLike, cov_a: ArrayLike, mean_b: ArrayLike, cov_b: 
         W2² = ‖a−b‖² + tr(A + B − 2(A^{1/2} B A^{1/2})^{1/2}) = ‖a−b‖² + min_U ‖F_A − F_B U‖²_F
 
     for any factors A = F_A F_Aᵀ, B = F_B F_Bᵀ and U orthogonal. The second form is what is computed: it
-    does not subtract nearly equal traces, and A or B may be singular.
-
-    Parameters
-    ----------
-    mean_a, mean_b
-        (..., d) means.
-    cov_a, cov_b
-        (..., d, d) covariances; leading axes broadcast.
-
-    Returns
-    -------
-    numpy.ndarray
-        The distances, with the broadcast leading axes.
-
-    Notes
-    -----
-    For other distributions of these moments it is a lower bound.
+    does not subtract nearly equal traces, and A or B may be singular. Means are (..., d) and covariances
+    (..., d, d); leading axes broadcast. For other distributions of these moments it is a lower bound.
 
     Examples
     --------
@@ -370,19 +346,8 @@ def wasserstein2(mean_a: ArrayLike, cov_a: ArrayLike, mean_b: ArrayLike, cov_b: 
 def rounds_to(epsilon: float, path: Law, goal: Law) -> int | None:
     """First round at which a law is within ``epsilon`` of another in W2; ``None`` if it never is.
 
-    Parameters
-    ----------
-    epsilon
-        Distance to reach.
-    path
-        Result of ``law``.
-    goal
-        Result of ``target`` or ``stationary``.
-
-    Returns
-    -------
-    int or None
-        The first passage only: a law may come near its goal and leave it again.
+    ``path`` is a result of ``law``, ``goal`` one of ``target`` or ``stationary``. The first passage only: a
+    law may come near its goal and leave it again.
 
     Examples
     --------
@@ -395,18 +360,19 @@ def rounds_to(epsilon: float, path: Law, goal: Law) -> int | None:
     return int(np.argmax(near)) if near.any() else None
 
 
-def _prepare(hessians, centers, weights, temperature, correlation, participation, noise) -> _Federation:
-    H, x, p = _checked_energies(hessians, centers, weights)
-    _check_range("temperature", temperature, 0.0)
-    _check_range("correlation", correlation, 0.0, 1.0)
-    drawn = _drawn(p, participation, noise)
-    return _Federation(*np.linalg.eigh(H), x, *drawn, float(temperature), float(correlation))
+def _deviations(chance: Array, moved: Array) -> Array:
+    """√q_c (E β^c − E β̄), so that its Gram matrix is the spread of the clients' means."""
+    return np.sqrt(chance)[:, None] * (moved - chance @ moved)
 
 
-def _drawn(p: Array, participation: Participation, noise: str) -> tuple[Array, float, Array]:
-    """``chance``, ``spread`` and ``own`` of a federation."""
-    if noise not in ("realised", "paper"):
-        raise ConfigError(f"noise must be 'realised' or 'paper'; got {noise!r}")
+def _prepare(energies: tuple[ArrayLike, ArrayLike, ArrayLike], run: Setting) -> _Federation:
+    H, x, p = _checked_energies(*energies)
+    return _Federation(*np.linalg.eigh(H), x, *drawn(p, run), run.temperature, run.correlation)
+
+
+def drawn(p: Array, run: Setting) -> tuple[Array, float, Array]:
+    """``chance``, ``spread`` and ``own`` of a federation with weights p_c."""
+    participation = run.participation
     n, s = len(p), participation.num_participants or 1
     participation.check(np.ones(n, int))
     chance, spread = p, 0.0
@@ -420,7 +386,8 @@ def _drawn(p: Array, participation: Participation, noise: str) -> tuple[Array, f
                 f"{p.max():.4g}: the chain would sample another posterior",
                 hint="use with-replacement, full participation, or set allow-unequal if that is meant",
             )
-    return chance, spread, chance if noise == "realised" else ((1 - spread) * chance**2 + spread * chance) / p
+    own = chance if run.noise == "realised" else ((1 - spread) * chance**2 + spread * chance) / p
+    return chance, spread, own
 
 
 def _checked_energies(hessians, centers, weights) -> tuple[Array, Array, Array]:
@@ -457,17 +424,6 @@ def _symmetric(name: str, array: Array) -> Array:
     return (array + transposed) / 2
 
 
-def _check_range(name: str, value: float, low: float, high: float = np.inf) -> None:
-    if not (np.ndim(value) == 0 and np.isfinite(value) and low <= value <= high):
-        rule = f"≥ {low:g}" if high == np.inf else f"between {low:g} and {high:g}"
-        raise ConfigError(f"{name} must be a number {rule}; got {value!r}")
-
-
-def _check_count(name: str, value: int, low: int) -> None:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < low:
-        raise ConfigError(f"{name} must be a whole number ≥ {low}; got {value!r}")
-
-
 def _step_sizes(step_size: StepSize, local_steps: int, num_rounds: int) -> Array:
     """(rounds, K) step sizes; one row for all rounds when the step is constant."""
     total = local_steps * num_rounds
@@ -477,9 +433,7 @@ def _step_sizes(step_size: StepSize, local_steps: int, num_rounds: int) -> Array
         values = np.asarray(step_size, float)
         if values.ndim and values.shape != (total,):
             raise ConfigError(f"step-size must be one number or {total}; got shape {values.shape}")
-    bad = values[~(np.isfinite(values) & (values > 0))]
-    if bad.size:
-        raise ConfigError(f"step-size must be > 0; got {bad.flat[0]:g}", hint="choose a positive number")
+    checked("step-size", values, above=True)
     return values.reshape(num_rounds, local_steps) if values.ndim else np.full((1, local_steps), values)
 
 
@@ -494,6 +448,7 @@ def _factor(covariance: Array) -> Array:
 
 
 def _not_contracting(radius: float) -> ConfigError:
+    """The refusal of rounds whose covariance map has at least this spectral radius."""
     return ConfigError(
         f"a stationary law needs rounds whose covariance map has spectral radius < 1; got {radius:.6g}",
         hint="choose a step-size below 2 / the largest curvature, or add a prior to flat directions",

@@ -28,16 +28,18 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fald.calculus.mode import Preparation, block_size, blocks, client_report, prepare, prior_report
-from fald.core.errors import ConfigError, DataError
+from fald.calculus.mode import Preparation, prepare
+from fald.calculus.sums import Part, client_report, make_site, prior_report
+from fald.core.errors import DataError
 from fald.core.types import PyTree
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
+from fald.settings.fald import checked
 from fald.theory.bounds import Constants
 
 Provenance = Literal["exact", "bound", "estimated"]
 
-_RANK: dict[str, int] = {"exact": 0, "bound": 1, "estimated": 2}
+_RANK = ("exact", "bound", "estimated")
 _SAME = 1e-8  # relative change of a curvature that counts as rounding
 _NUM_DRAWS = 8
 
@@ -46,14 +48,9 @@ _NUM_DRAWS = 8
 class Measured(Constants):
     """Constants with their origin; fit for every function of ``fald.theory``.
 
-    Attributes
-    ----------
-    provenance
-        Name of a constant -> ``"exact"``, ``"bound"`` or ``"estimated"``.
-    smoothness_at_mode, strong_convexity_at_mode
-        Largest and smallest curvature of any f^c at the mode: exact, but of that one position.
-    clients
-        What each client reported, by name.
+    ``provenance`` says of a constant by name whether it is ``"exact"``, ``"bound"`` or ``"estimated"``.
+    Curvatures at the mode are exact, but of that one position. ``clients`` has what each client reported, by
+    name.
     """
 
     provenance: Mapping[str, Provenance] = field(default_factory=dict)
@@ -68,18 +65,10 @@ class Measured(Constants):
 
 
 @partial(jax.jit, static_argnums=0)
-def _row_squares(model: Model, theta: jax.Array, rows: PyTree, mask: jax.Array):
+def _row_squares(model: Model, theta: jax.Array, part: Part):
+    rows, mask = part
     gradients = jax.vmap(jax.grad(model.flat_loglikelihood), (None, 0))(theta, rows)
     return jnp.sum(jnp.where(mask[:, None], gradients, 0) ** 2)
-
-
-def _row_spread(model: Model, rows: PyTree, theta: np.ndarray, gradient: np.ndarray, size: int) -> float:
-    """S_c at a position, given the summed gradient there."""
-    count = len(jax.tree.leaves(rows)[0])
-    with jax.enable_x64(True):
-        position = jnp.asarray(theta)
-        squares = sum(float(_row_squares(model, position, *block)) for block in blocks(rows, size))
-    return max(0.0, squares - float(gradient @ gradient) / count) / max(count - 1, 1)
 
 
 def client_constants(
@@ -90,7 +79,6 @@ def client_constants(
     *,
     num_rows: int,
     batch_size: int | None = None,
-    size: int | None = None,
 ) -> dict[str, Any]:
     """What one client reports: curvatures, gradient norm and gradient noise of its own energy.
 
@@ -98,16 +86,10 @@ def client_constants(
     ----------
     model, rows
         The model and this client's rows.
-    mode
-        (d,) θ*.
-    probes
-        (M, d) other positions to look at, two or more.
-    num_rows
-        n, the rows of all clients.
-    batch_size
-        Rows per stochastic gradient; ``None`` for all.
-    size
-        Rows per compiled call.
+    mode, probes
+        (d,) θ*, and (M, d) other positions to look at, two or more.
+    num_rows, batch_size
+        n, the rows of all clients; rows per stochastic gradient, ``None`` for all.
 
     Returns
     -------
@@ -124,23 +106,29 @@ def client_constants(
     (8.0, 16.0, 8.0, 'exact')
     """
     mode, probes = np.asarray(mode, float), np.asarray(probes, float)
-    count = len(jax.tree.leaves(rows)[0])
-    size, scale, d = size or block_size([count]), num_rows / count, len(mode)
-    reports = [client_report(model, rows, mode, size)]
-    priors = [prior_report(model, mode)]
+    site = make_site(model, rows)
+    count, scale, d = site.num_rows, num_rows / site.num_rows, len(mode)
+    reports, priors = [], []
 
-    def look(positions: np.ndarray) -> None:
-        reports.extend(client_report(model, rows, position, size) for position in positions)
+    def look(positions: Sequence[np.ndarray]) -> None:
+        reports.extend(client_report(site, position) for position in positions)
         priors.extend(prior_report(model, position) for position in positions)
 
-    look(probes[:2])
+    def row_spread(position: np.ndarray, gradient: np.ndarray) -> float:
+        """S_c at a position, given the summed gradient there."""
+        with jax.enable_x64(True):
+            place = jnp.asarray(position)
+            squares = sum(float(_row_squares(model, place, part)) for part in site.parts)
+        return max(0.0, squares - float(gradient @ gradient) / count) / max(count - 1, 1)
+
+    look([mode, *probes[:2]])
     constant_prior = _same([p.hessian for p in priors])
     family = model.bounds if constant_prior else None
     # a likelihood without any curvature where one looks may still have some elsewhere
     curved = any(r.hessian.any() for r in reports)
     quadratic = family is None and constant_prior and curved and _same([r.hessian for r in reports])
     if not quadratic and (family is None or math.isinf(family.curvature)):
-        look(probes[2:])
+        look(list(probes[2:]))
     spectra = [np.linalg.eigvalsh(scale * r.hessian + p.hessian) for r, p in zip(reports, priors)]
     high, low = max(float(s[-1]) for s in spectra), min(float(s[0]) for s in spectra)
     origins: dict[str, Provenance] = dict.fromkeys(("smoothness", "strong_convexity"), "estimated")
@@ -150,15 +138,12 @@ def client_constants(
     elif family is not None:
         low, origins["strong_convexity"] = float(np.linalg.eigvalsh(priors[0].hessian)[0]), "bound"
         if math.isfinite(family.curvature):
-            at_zero = client_report(model, rows, np.zeros(d), size).hessian
+            at_zero = client_report(site, np.zeros(d)).hessian
             largest = family.curvature * scale * at_zero + priors[0].hessian
             high, origins["smoothness"] = float(np.linalg.eigvalsh(largest)[-1]), "bound"
     noise, origins["gradient_noise"] = 0.0, "exact"
     if batch_size is not None and batch_size < count:
-        spreads = [
-            _row_spread(model, rows, position, r.gradient, size)
-            for position, r in zip([mode, *probes], reports)
-        ]
+        spreads = [row_spread(position, r.gradient) for position, r in zip([mode, *probes], reports)]
         spread = max(spreads)
         if family is not None and at_zero is not None:
             spread, origins["gradient_noise"] = family.rows * float(np.trace(at_zero)) / (count - 1), "bound"
@@ -184,29 +169,19 @@ def _same(values: Sequence[np.ndarray]) -> bool:
 
 
 def combine(
-    reports: Mapping[str, Mapping[str, Any]],
-    *,
-    dim: int,
-    initial_distance: float,
-    temperature: float = 1.0,
+    reports: Mapping[str, Mapping[str, Any]], *, dim: int, initial_distance: float, temperature: float = 1.0
 ) -> Measured:
-    """Constants of the federation from the reports of its clients.
+    """Constants of the federation from what ``client_constants`` returned of each client, by name.
 
-    Parameters
-    ----------
-    reports
-        Client name -> what ``client_constants`` returned.
-    dim, initial_distance, temperature
-        d, D and τ.
-
-    Raises
-    ------
-    DataError
-        If a client's energy is not strongly convex: no bound covers it.
+    A client whose energy is not strongly convex is refused: no bound covers it.
     """
-    rows = sum(r["rows"] for r in reports.values())
+    found = list(reports.values())
+
+    def worst(name: str) -> float:
+        return max(r[name] for r in found)
+
     weakest = min(reports, key=lambda name: reports[name]["strong_convexity"])
-    m, L = reports[weakest]["strong_convexity"], max(r["smoothness"] for r in reports.values())
+    m, L = reports[weakest]["strong_convexity"], worst("smoothness")
     if not m > 1e-12 * L:
         raise DataError(
             f"the bounds need every client's energy to be strongly convex; the smallest curvature of "
@@ -214,23 +189,21 @@ def combine(
             hint="a proper prior adds curvature at every client",
         )
     names = ("smoothness", "strong_convexity", "gradient_noise")
-    provenance: dict[str, Provenance] = {
-        name: max((r["provenance"][name] for r in reports.values()), key=_RANK.__getitem__) for name in names
-    }
-    one_mode: Provenance = "exact" if all(r["one_mode"] for r in reports.values()) else "estimated"
+    provenance = {name: max((r["provenance"][name] for r in found), key=_RANK.index) for name in names}
+    one_mode = "exact" if all(r["one_mode"] for r in found) else "estimated"
     return Measured(
         smoothness=L,
         strong_convexity=m,
         dim=dim,
         num_clients=len(reports),
-        min_weight=min(r["rows"] for r in reports.values()) / rows,
+        min_weight=min(r["rows"] for r in found) / sum(r["rows"] for r in found),
         temperature=temperature,
-        heterogeneity=max(r["gradient_norm"] for r in reports.values()),
-        gradient_noise=max(r["gradient_noise"] for r in reports.values()),
+        heterogeneity=worst("gradient_norm"),
+        gradient_noise=worst("gradient_noise"),
         initial_distance=initial_distance,
         provenance={**provenance, "heterogeneity": one_mode, "initial_distance": one_mode},
-        smoothness_at_mode=max(r["smoothness_at_mode"] for r in reports.values()),
-        strong_convexity_at_mode=min(r["strong_convexity_at_mode"] for r in reports.values()),
+        smoothness_at_mode=worst("smoothness_at_mode"),
+        strong_convexity_at_mode=min(r["strong_convexity_at_mode"] for r in found),
         clients=dict(reports),
     )
 
@@ -269,12 +242,8 @@ def constants(
     Returns
     -------
     Measured
-        L, m, γ, σ and D with ``provenance``.
-
-    Raises
-    ------
-    DataError
-        If there is no mode, or a client's energy is not strongly convex.
+        L, m, γ, σ and D with ``provenance``. ``DataError`` if there is no mode, or a client's energy is not
+        strongly convex.
 
     Notes
     -----
@@ -290,13 +259,10 @@ def constants(
     >>> round(found.smoothness), found.provenance["smoothness"], round(found.strong_convexity, 2)
     (583, 'bound', 0.16)
     """
-    if batch_size is not None and (
-        isinstance(batch_size, bool) or int(batch_size) != batch_size or batch_size < 1
-    ):
-        raise ConfigError(f"batch-size must be a whole number ≥ 1; got {batch_size!r}")
+    batch_size = checked("batch_size", batch_size)
     found = prepare(model, data, start=start) if preparation is None else preparation
-    size, places = block_size(data.sizes), probes(found, temperature)
-    settings = {"num_rows": data.num_rows, "batch_size": batch_size, "size": size}
+    places = probes(found, temperature)
+    settings = {"num_rows": data.num_rows, "batch_size": batch_size}
     reports = {
         name: client_constants(model, data.client(name), found.mode, places, **settings)
         for name in data.names

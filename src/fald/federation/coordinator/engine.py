@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fald.core.errors import ConfigError, FederationError
-from fald.core.keys import Stream, chain_key, normals, stream_key
+from fald.core.keys import normals
 from fald.core.types import PyTree, float_dtype
 from fald.federation.coordinator.sites import (
     Federation,
@@ -28,14 +28,14 @@ from fald.fewround.site import Answer, Request
 from fald.langevin import costs as tally
 from fald.langevin.engine import Failure, Problem
 from fald.langevin.method import Method, Upload
-from fald.langevin.server import Server, drift
+from fald.langevin.rounds import Begun, ServerRounds
+from fald.langevin.server import Server
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.runtime.records import Records, RunState
-from fald.settings.participation import Drawn, draw, num_slots
+from fald.settings.participation import Drawn, num_slots
 
 Array = NDArray[Any]
-_SERVER_STREAMS = (Stream.SHARED_NOISE, Stream.SERVER_CHOICE)
 _ROUNDS_AT_ONCE = 16
 _TOP_UP = 2**31 - 1  # step that addresses the noise added here, apart from what the method draws
 
@@ -135,14 +135,7 @@ class RemoteEngine:
         """State of chains that start at ``positions``; what clients remember stays with them."""
         self._problem_fits(problem)
         server, _ = jax.vmap(problem.method.init)(positions)
-        counters = tally.start(
-            problem.method,
-            problem.participation,
-            problem.model.dim,
-            problem.data.num_clients,
-            problem.num_chains,
-        )
-        return RunState(0, server, ((), counters))
+        return RunState(0, server, ((), tally.start(problem)))
 
     def gather(self, method: Method, model: Model, data: FederatedData) -> dict[str, Any]:
         """What the sites sent when the study was opened."""
@@ -184,11 +177,11 @@ class RemoteEngine:
 
     def _round(self, problem: Problem, state: RunState) -> tuple[RunState, tuple[Any, ...], float]:
         f, index = self._federation, state.round
-        prepare, finish = self._functions(problem)
-        drawn, messages = prepare(state.server, jnp.asarray(index, jnp.int32))
-        drawn = Drawn(*[cast(Any, np.asarray(part)) for part in drawn])
+        begin, finish = self._functions(problem)
+        begun = begin(state.server, jnp.asarray(index, jnp.int32))
+        drawn = Drawn(*[cast(Any, np.asarray(part)) for part in begun.drawn])
         weight = self._asked_weights(problem, drawn)
-        leaves, _ = jax.tree.flatten(messages)
+        leaves = jax.tree.leaves(begun.messages)
         arrays = {"weight": weight, **{f"leaf_{i}": np.asarray(a) for i, a in enumerate(leaves)}}
         among = [name for c, name in enumerate(f.names) if weight[:, c].any()]
         wanted = self._wanted(problem)
@@ -208,8 +201,9 @@ class RemoteEngine:
             drawn = self._arrived(drawn, replies)
         uploads, weights = self._uploads(problem, drawn, replies)
         topped = self._missing_noise(weight, drawn) if f.arrival_based else np.zeros(problem.num_chains)
-        server, position, energy, apart = finish(
-            state.server, uploads, weights, jnp.asarray(index, jnp.int32), jnp.asarray(topped, float_dtype())
+        begun = begun._replace(drawn=begun.drawn._replace(weight=weights), messages=())
+        server, (position, energy, apart) = finish(
+            begun, state.server, uploads, jnp.asarray(topped, float_dtype())
         )
         if f.secure:  # what each site did is not to be seen
             apart = np.full(drawn.weight.shape, np.nan)
@@ -313,7 +307,7 @@ class RemoteEngine:
         if self._compiled is None or self._compiled[0] is not problem:
             self._compiled = (problem, _compile(problem, tuple(self._federation.sizes)))
         made = self._compiled[1]
-        return made.upload if which == "upload" else (made.prepare, made.finish)
+        return made.upload if which == "upload" else (made.begin, made.finish)
 
     def _problem_fits(self, problem: Problem) -> None:
         f = self._federation
@@ -340,28 +334,21 @@ def _expect(wanted: Mapping[str, Any], secure: bool, arrays: dict[str, Array]) -
 
 
 class _Functions(NamedTuple):
-    prepare: Any
+    begin: Any
     finish: Any
     upload: Upload
 
 
 def _compile(problem: Problem, sizes: tuple[int, ...]) -> _Functions:
     method: Method = problem.method
-    chains = problem.num_chains
     offsets = jnp.asarray(np.concatenate([[0], np.cumsum(sizes)]), jnp.int32)
-    secret = problem.rng_key if problem.secret_key is None else problem.secret_key
+    rounds = ServerRounds(method, problem.participation, problem.num_chains)
     _, hyper = method.split()
     about = method.about
 
-    def keys(root):
-        return jax.vmap(chain_key, (None, 0))(root, jnp.arange(chains))
-
     @jax.jit
-    def prepare(server, round_index):
-        drawn = jax.vmap(
-            lambda k: draw(problem.participation, stream_key(k, round_index, Stream.PARTICIPATION), offsets)
-        )(keys(secret))
-        return drawn, jax.vmap(method.broadcast)(server)
+    def begin(server, round_index):
+        return rounds.begin(problem.roots, offsets, server, round_index)
 
     def topped_up(position, share, view: Server):
         """The noise that is missing, of one draw for all local steps."""
@@ -373,52 +360,34 @@ def _compile(problem: Problem, sizes: tuple[int, ...]) -> _Functions:
         return position + jnp.sqrt(scale) * normals(view.choice_key, _TOP_UP, position.shape[0])
 
     @jax.jit
-    def finish(server, uploads, weights, round_index, missing):
-        def update(state, own, weight, public, share):
-            view = Server(*[stream_key(public, round_index, s) for s in _SERVER_STREAMS], round=round_index)
-            state = method.server_update(hyper, state, own, weight, view)
-            return topped_up(state, share, view) if "correlation" in hyper and about.reveals.sums else state
+    def finish(begun: Begun, server, uploads, missing):
+        weights = begun.drawn.weight
+        server = rounds.update(hyper, begun, server, uploads)
+        if "correlation" in hyper and about.reveals.sums:
+            server = jax.vmap(
+                lambda state, share, key, weight: topped_up(state, share, Server.at(key, begun.round, weight))
+            )(server, missing, begun.keys[0], weights)
+        return server, rounds.record(server, uploads, weights)
 
-        server = jax.vmap(update, in_axes=(0, 1, 0, 0, 0))(
-            server, uploads, weights, keys(problem.rng_key), missing
-        )
-        position = jax.vmap(method.position)(server)
-        energy = jnp.sum(jnp.where(weights > 0, weights * uploads.energy.T, 0), axis=1)
-        apart = jax.vmap(drift, in_axes=(1, 0, 0))(uploads.position, weights, position)
-        return server, position, energy, apart
-
-    return _Functions(prepare, finish, _upload_shapes(problem, sizes))
+    return _Functions(begin, finish, _upload_shapes(problem, sizes))
 
 
 def _upload_shapes(problem: Problem, sizes: tuple[int, ...]) -> Upload:
     """Shapes of a site's upload, all chains in front."""
-    from fald.langevin.client import Rows, client_round, whole_client
+    from fald.calculus.gradients import Rows
+    from fald.langevin.client import Setup, Visit, client_round
 
     method, model, chains = problem.method, problem.model, problem.num_chains
     real = float_dtype()
 
     def one(rows_flat, position):
-        rows = Rows(rows_flat, jnp.int32(0), jnp.int32(1), jnp.int32(sum(sizes)))
+        rows = Rows(rows_flat, jnp.int32(0), jnp.int32(1), jnp.int32(sum(sizes)), 1, True)
         key = jnp.zeros(2, jnp.uint32)
-        whole = None if method.about.batch_size is not None else whole_client(rows, 1, True)
+        setup = Setup(model, method, len(sizes), problem.participation.scheme)
+        visit = Visit((key, key), jnp.int32(0), jnp.ones((), real), jnp.int32(0))
         server, memory = method.init(position)
         message = method.broadcast(server)
-        return client_round(
-            model,
-            method,
-            method.split()[1],
-            rows,
-            whole,
-            (key, key),
-            jnp.int32(0),
-            jnp.ones((), real),
-            jnp.int32(0),
-            message,
-            memory,
-            all_rows_fn=lambda: whole_client(rows, 1, True),
-            num_clients=len(sizes),
-            scheme=problem.participation.scheme,
-        )[0]
+        return client_round(setup, method.split()[1], rows, visit, message=message, memory=memory)[0]
 
     def row(a):
         kind = jnp.uint8 if a.dtype == bool else real if a.dtype.kind == "f" else a.dtype

@@ -6,6 +6,7 @@ writes: ``rounds.jsonl`` as it goes, ``outcome.json`` at its end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fald.core.errors import ExitCode, FaldError, FederationError, Interrupted, StorageError
+from fald.core.files import sole_owner
 from fald.federation.coordinator.run import OUTCOME
 from fald.federation.engines import Deployment, deployment_of
 from fald.runtime import journal
@@ -27,6 +29,7 @@ _LOOK = 0.2  # seconds between looks at the files
 _ASK = 5.0  # seconds between questions to the engine
 _OPENING = 330.0  # seconds a run may take before its first line
 _SPARE = 60.0
+_GONE = 180.0  # seconds for which a server may be out of reach
 
 
 def run_on(
@@ -56,14 +59,17 @@ def run_on(
     Interrupted
         On Ctrl-C; the job is stopped, and what it had saved is kept.
     """
-    adapter = deployment_of(federation)
     out = out.resolve()
-    check_folder(out, resume)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
+    with sole_owner(out, "follow.lock"):  # the run itself, at the server, has the folder's other lock
+        check_folder(out, resume)
         (out / OUTCOME).unlink(missing_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot write to {out}: {error.strerror}", hint="choose another --out") from error
+        return _submit_and_follow(study, federation, out, resume, progress=progress, command=command)
+
+
+def _submit_and_follow(
+    study: Study, federation: Path, out: Path, resume: bool, *, progress: bool, command: str
+) -> xr.DataTree:
+    adapter = deployment_of(federation)
     job = {"study": study.as_settings(), "out": str(out), "resume": resume, "command": command}
     handle = adapter.submit(federation, job)
     try:
@@ -86,7 +92,7 @@ def _follow(
     patience = options.timeout * (1 + options.retries) + _SPARE
     total = None if study.sampler is None else study.sampler.num_rounds
     seen = time.time() - 1  # lines of an earlier part of a resumed run are no news
-    began = moved = asked = time.monotonic()
+    began = moved = asked = heard = time.monotonic()
     state = ""
     with Progress(total or 1, 0, progress and total is not None) as display:
         while True:
@@ -103,7 +109,14 @@ def _follow(
             limit = patience if moved > began else _OPENING + patience
             if now - asked > _ASK:
                 asked, before = now, state
-                state = adapter.job_state(federation, handle)
+                try:
+                    state, heard = adapter.job_state(federation, handle), now
+                except FederationError as error:
+                    # the run needs nobody who follows it: it may end well while its server does not answer
+                    state = "unknown"
+                    if now - max(heard, moved) > _GONE:
+                        error.hint = f"for {_GONE:.0f} s; when it is back, --resume takes over what it did"
+                        raise
                 # a run that has moved had a process; one that is missing twice will not come back
                 lost = state == before == "lost" and moved > began
                 if lost or state in ("done", "failed", "aborted"):
@@ -115,7 +128,8 @@ def _follow(
                             hint="go on from what was saved with --resume, once all sites are back",
                         )
             if now - moved > limit:
-                adapter.abort(federation, handle)
+                with contextlib.suppress(FederationError):
+                    adapter.abort(federation, handle)
                 raise FederationError(
                     f"the run has not moved for {limit:.0f} s; the job was stopped",
                     hint="when server and sites are up (fald federation status): go on with --resume",

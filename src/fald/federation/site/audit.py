@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fald.core.errors import FederationError
 from fald.core.files import write_atomically
-from fald.core.keys import Stream, as_key, chain_key, key_words, stream_key
+from fald.core.keys import as_key, chain_key, key_words
 from fald.core.threads import one_thread
 from fald.core.types import PyTree
 from fald.federation import wire
@@ -185,8 +185,7 @@ def next_broadcast(method: Method, root: Array, number: int, before: PyTree, tot
     _, hyper = method.split()
 
     def update(state, own, sent, key):
-        streams = (stream_key(key, index, s) for s in (Stream.SHARED_NOISE, Stream.SERVER_CHOICE))
-        ones = jnp.ones(1, before.dtype)
-        return method.server_update(hyper, state, Upload(own, sent), ones, View(*streams, round=index))
+        view = View.at(key, index, jnp.ones(1, before.dtype))
+        return method.server_update(hyper, state, Upload(own, sent), view)
 
     return jax.vmap(method.broadcast)(jax.vmap(update)(before, position, energy, keys))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from fald.calculus.gradients import Rows
 from fald.core.errors import FederationError
 from fald.core.files import pack, unpack, write_atomically
 from fald.core.keys import chain_key
@@ -18,7 +19,7 @@ from fald.core.reveals import check_upload
 from fald.core.types import PyTree, float_dtype
 from fald.federation import wire
 from fald.federation.site.audit import next_broadcast
-from fald.langevin.client import Rows, client_round, whole_client
+from fald.langevin.client import Setup, Visit, client_round
 from fald.langevin.fald import private
 from fald.langevin.inprocess import as_device
 from fald.langevin.method import Method, Upload
@@ -93,11 +94,10 @@ class LangevinSite:
             jnp.asarray(sizes[client], jnp.int32),
             jnp.asarray(sum(sizes), jnp.int32),
         )
+        setup = Setup(model, method.split()[0], len(sizes), scheme)
         self._client = jnp.asarray(client, jnp.int32)
-        skeleton, self._numbers = method.split()
-        self._run = _compile(
-            model, skeleton, scheme, sizes[client], len(sizes), len(start), str(float_dtype())
-        )
+        self._numbers = method.split()[1]
+        self._run = _compile(setup, sizes[client], len(start), str(float_dtype()))
         positions = jnp.asarray(start, float_dtype())
         server, self._start = jax.vmap(method.init)(positions)
         self._message = jax.vmap(method.broadcast)(server)
@@ -120,11 +120,8 @@ class LangevinSite:
             self._rows,
             self._numbers,
             (self._root, jnp.asarray(task.own, jnp.uint32)),
-            self._client,
-            jnp.asarray(task.round, jnp.int32),
-            jnp.asarray(task.weight, float_dtype()),
-            message,
-            memory,
+            (self._client, jnp.asarray(task.round, jnp.int32)),
+            each=(jnp.asarray(task.weight, float_dtype()), message, memory),
         )
         upload = jax.tree.map(np.asarray, upload)
         sent = jax.tree.leaves(upload._replace(spent=()))
@@ -207,39 +204,23 @@ def _unfit() -> FederationError:
 
 
 @functools.lru_cache(maxsize=32)
-def _compile(
-    model: Model, method: Method, scheme: str, size: int, num_clients: int, num_chains: int, dtype: str
-):
-    def run(rows: Rows, hyper, roots, client, round_index, weight, message, memory):
-        public, secret = (jax.vmap(chain_key, (None, 0))(root, jnp.arange(num_chains)) for root in roots)
+def _compile(setup: Setup, size: int, num_chains: int, dtype: str):
+    batched = setup.method.about.batch_size is not None
 
-        def all_rows():
-            return whole_client(rows, size, True)
+    def run(rows: Rows, hyper, roots, where, *, each):
+        client, round_index = where
+        keys = jax.tree.map(lambda root: jax.vmap(chain_key, (None, 0))(root, jnp.arange(num_chains)), roots)
+        rows = rows._replace(capacity=size, exact=True)
+        rows = rows if batched else rows.hold()
 
-        whole = None if method.about.batch_size is not None else all_rows()
-
-        def update(public, secret, weight, message, memory):
-            upload, changed = client_round(
-                model,
-                method,
-                hyper,
-                rows,
-                whole,
-                (public, secret),
-                client,
-                weight,
-                round_index,
-                message,
-                memory,
-                all_rows_fn=all_rows,
-                num_clients=num_clients,
-                scheme=scheme,
-            )
+        def update(keys, weight, message, memory):
+            visit = Visit(keys, client, weight, round_index)
+            upload, changed = client_round(setup, hyper, rows, visit, message=message, memory=memory)
             # nothing leaves, and nothing changes, in chains that did not draw this site
             drawn = weight > 0
             upload = jax.tree.map(lambda leaf: jnp.where(drawn, leaf, jnp.zeros_like(leaf)), upload)
             return upload, jax.tree.map(lambda new, old: jnp.where(drawn, new, old), changed, memory)
 
-        return jax.vmap(update)(public, secret, weight, message, memory)
+        return jax.vmap(update)(keys, *each)
 
     return jax.jit(run, compiler_options=options())

@@ -119,7 +119,7 @@ def check_message(message: Message) -> None:
     """
     schema = MESSAGES.get(message.kind)
     if schema is None:
-        raise FederationError(f"no kind of message is called {message.kind[:40]!r}")
+        raise FederationError(f"unknown kind of message {message.kind[:40]!r}")
     for name, (holds, rule) in schema.values.items():
         if name not in message.values or not holds(message.values[name]):
             raise FederationError(f"{name} of a message {message.kind!r} must be {rule}")

@@ -23,6 +23,7 @@ from fald.langevin.registry import METHODS, reveals_of
 from fald.problem.families import FAMILIES
 
 FEW_ROWS = 5
+_FEW_ROUND = {name for name, method in FIT_METHODS.items() if method.requests}
 
 
 @dataclass(frozen=True)
@@ -217,9 +218,9 @@ class Policy(_Section):
     def _allows_method(self, method: str) -> bool:
         allowed = set(self.allowed_methods or ())
         if "auto" in allowed:
-            allowed |= set(FIT_METHODS)
+            allowed |= _FEW_ROUND
         # "auto" may choose any of the others
-        return method in allowed or (method == "auto" and set(FIT_METHODS) - {"auto"} <= allowed)
+        return method in allowed or (method == "auto" and _FEW_ROUND - {"auto"} <= allowed)
 
     def _refused_uploads(self, task: Proposal) -> list[str]:
         found = []

@@ -282,15 +282,15 @@ class SiteRun:
         with about_rows():
             if self._rows is None:
                 self._rows = make_site(self.model, self.data.rows, self.site.name)
-            found = rounded(self.model, self.site.name, request, answer(self._rows, expand(request)))
+            found = answer(self._rows, expand(request))
         kinds = check_answer(found, self.model.dim)
         if shows_curvature(kinds) and not self.site.policy.curvature:
             raise PolicyError(
                 "curvature may not leave it (curvature of its policy)",
                 hint="set curvature = false in [fit] of the study",
             )
-        self._tell({ARRAYS[name][0]: a.size for name, a in found.items()})
-        arrays = {name: np.asarray(a, np.float64) for name, a in sorted(found.items())}
+        arrays = rounded(self.model, self.site.name, request, found)
+        self._tell({ARRAYS[name][0]: a.size for name, a in arrays.items()})
         if self._session is None:
             return arrays
         flat = np.concatenate([a.ravel() for a in arrays.values()])

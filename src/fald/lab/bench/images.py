@@ -16,7 +16,7 @@ import numpy as np
 import fald
 from fald.lab import methods as samplers
 from fald.lab.bench.timing import Case, Contender, Goal, fastest, times_faster
-from fald.langevin.engines import Problem
+from fald.langevin.engine import Problem
 
 _CLIENTS, _ROWS, _PIXELS, _CLASSES, _BATCH, _STEPS = 10, 6000, 784, 10, 200, 50
 _HIDDEN = 100

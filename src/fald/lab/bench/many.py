@@ -15,7 +15,7 @@ import numpy as np
 import fald
 from fald.lab import methods as samplers
 from fald.lab.bench.timing import Case, Contender, Goal
-from fald.langevin.engines import Problem
+from fald.langevin.engine import Problem
 
 _FEATURES, _CLASSES, _PER_CLIENT = 100, 10, 40
 _SLOTS, _STEPS, _BATCH = 50, 10, 20

@@ -11,7 +11,7 @@ import numpy as np
 
 import fald
 from fald.lab import methods as samplers
-from fald.langevin.engines import Problem
+from fald.langevin.engine import Problem
 
 # so much work that clients are visited on threads everywhere; smaller rounds cost less than these lines say
 _USUAL = {"local_steps": 20, "participants": 20, "batch": 100, "features": 200}

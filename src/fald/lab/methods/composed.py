@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fald.calculus.sums import client_report, make_site, prior_report
 from fald.core.errors import ConfigError, DataError
 from fald.core.keys import normals
 from fald.core.reveals import Reveals
 from fald.core.types import PyTree, float_dtype, sum_last
-from fald.lab.methods.fsgld import likelihood_derivatives, prior_derivatives
 from fald.langevin.client import Local
 from fald.langevin.fald import FALD, fald, variant
 from fald.langevin.method import Answers, Cost, Spent, Upload, check_dim, digest, numbers_as_bytes
@@ -139,19 +139,14 @@ def find_quadratics(model: Model, data: FederatedData) -> Quadratics:
     ([1.5, 1.5], [2.0, 5.0])
     """
     found = []
-    with jax.enable_x64(True):
-        start = np.asarray(model.flat_initial_position, np.float64)
-        for name, share in zip(data.names, data.weights):
-            rows = data.client(name)
+    start = np.asarray(model.flat_initial_position, np.float64)
+    for name, share in zip(data.names, data.weights):
+        site = make_site(model, data.client(name), name)
 
-            def energy(theta, rows=rows, share=share):
-                of_rows, of_prior = (
-                    likelihood_derivatives(model, rows, theta),
-                    prior_derivatives(model, jnp.asarray(theta)),
-                )
-                return [a / share + np.asarray(b) for a, b in zip(of_rows, of_prior)]
+        def energy(theta, site=site, share=share):
+            return [a / share + b for a, b in zip(client_report(site, theta), prior_report(model, theta))]
 
-            found.append(_quadratic(name, energy, start))
+        found.append(_quadratic(name, energy, start))
     return Quadratics(*[np.array(part) for part in zip(*found)])
 
 

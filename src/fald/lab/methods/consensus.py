@@ -127,7 +127,7 @@ class Consensus(Peer):
         upload = Upload(theta, local.energy(theta, 0), (memory.weight, pull), spent)
         return upload, memory._replace(position=theta)
 
-    def server_update(self, hyper, state: _State, uploads: Upload, weights: jax.Array, server: Server):
+    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
         """Combine; nothing is broadcast."""
         weight, pull = (part.sum(0) for part in uploads.extra)
         mean = jnp.linalg.solve(weight, pull)

@@ -93,7 +93,7 @@ class DESGLD(Peer):
         travelled = numbers_as_bytes(links * own.shape[0])
         return Upload(moved, local.energy(own, 0), spent=Spent(1, travelled, travelled, 1)), memory
 
-    def server_update(self, hyper, state: jax.Array, uploads: Upload, weights: jax.Array, server: Server):
+    def server_update(self, hyper, state: jax.Array, uploads: Upload, server: Server):
         """Nothing is averaged: the nodes' new positions."""
         return uploads.position
 

@@ -50,9 +50,9 @@ class Elf(Peer):
         spent = Spent(1, sent, message.down, 1)
         return Upload(where, local.energy(message.seen, 0), news, spent), known
 
-    def server_update(self, hyper, state: _State, uploads: Upload, weights: jax.Array, server: Server):
+    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
         """A step, and what clients get to know of it."""
-        gradient = state.gradient + average(uploads.extra, weights)
+        gradient = state.gradient + average(uploads.extra, server.weights)
         noise = diffusion(server, gradient.shape[0], hyper["step_size"], hyper["temperature"])
         position = state.position - hyper["step_size"] * gradient + noise
         news, sent = send(self.compressor, server.choice_key, position - state.seen)

@@ -74,9 +74,9 @@ class FedPA(Peer):
         move = _shrunk_solve(samples, message - samples.mean(0), hyper["shrinkage"])
         return Upload(message - hyper["server_step"] * move, local.energy(message, 0)), memory
 
-    def server_update(self, hyper, state: jax.Array, uploads: Upload, weights: jax.Array, server: Server):
+    def server_update(self, hyper, state: jax.Array, uploads: Upload, server: Server):
         """The average of the proposed moves."""
-        return average(uploads.position, weights)
+        return average(uploads.position, server.weights)
 
 
 def _shrunk_solve(samples: jax.Array, vector: jax.Array, shrinkage) -> jax.Array:

@@ -12,14 +12,23 @@ UAI 2021.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fald.calculus.mode import descend
+from fald.calculus.sums import (
+    Report,
+    Site,
+    client_report,
+    log_likelihoods,
+    make_site,
+    prior_gradients,
+    prior_report,
+    total,
+)
 from fald.core.errors import ConfigError, DataError
 from fald.core.reveals import Reveals
 from fald.core.types import PyTree, StepSize, float_dtype
@@ -29,9 +38,6 @@ from fald.langevin.fald import variant
 from fald.langevin.method import Answers, Cost, Spent, check_dim, digest, numbers_as_bytes, triangle
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
-
-_ROWS_TOGETHER = 1024
-_NEWTON_STEPS = 50
 
 
 class Surrogates(NamedTuple):
@@ -113,41 +119,6 @@ class FSGLD(DSGLD):
         return super().client_update(hyper, local._replace(grad=grad), message, memory)
 
 
-@partial(jax.jit, static_argnums=0)
-def _derivatives(model: Model, theta: jax.Array, rows: PyTree, mask: jax.Array):
-    def energy(t):
-        terms = jax.vmap(model.flat_loglikelihood, (None, 0))(t, rows)
-        return -jnp.sum(jnp.where(mask, terms, 0))
-
-    return energy(theta), jax.grad(energy)(theta), jax.hessian(energy)(theta)
-
-
-@partial(jax.jit, static_argnums=0)
-def prior_derivatives(model: Model, theta: jax.Array):
-    """−log π0 and its first two derivatives."""
-
-    def energy(t):
-        return -model.flat_logprior(t)
-
-    return energy(theta), jax.grad(energy)(theta), jax.hessian(energy)(theta)
-
-
-def likelihood_derivatives(model: Model, rows: PyTree, theta: np.ndarray) -> list[np.ndarray]:
-    """ℓ_s and its derivatives, in parts of one length so that each function compiles once."""
-    count, parts = len(jax.tree.leaves(rows)[0]), []
-    for first in range(0, count, _ROWS_TOGETHER):
-        index = np.arange(first, first + _ROWS_TOGETHER)
-        taken = jax.tree.map(lambda a, i=index: np.asarray(a)[np.minimum(i, count - 1)], rows)
-        parts.append(_derivatives(model, jnp.asarray(theta), taken, jnp.asarray(index < count)))
-    return [np.sum([np.asarray(p[i], np.float64) for p in parts], axis=0) for i in range(3)]
-
-
-def _step(gradient: np.ndarray, hessian: np.ndarray) -> np.ndarray:
-    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-    sizes = np.maximum(np.abs(values), 1e-8 * np.abs(values).max() or 1.0)
-    return -vectors @ ((vectors.T @ gradient) / sizes)
-
-
 def fit_surrogates(model: Model, data: FederatedData) -> Surrogates:
     """Gaussian surrogates by a quadratic fit of each client's likelihood at its own mode.
 
@@ -169,34 +140,23 @@ def fit_surrogates(model: Model, data: FederatedData) -> Surrogates:
     """
     check_dim("fsgld", model.dim)
     precisions, linears = [], []
-    with jax.enable_x64(True):
-        for name in data.names:
-            rows = data.client(name)
-            theta = np.asarray(model.flat_initial_position, np.float64)
-            here = [
-                a + np.asarray(b)
-                for a, b in zip(likelihood_derivatives(model, rows, theta), prior_derivatives(model, theta))
-            ]
-            for _ in range(_NEWTON_STEPS):
-                if not all(np.all(np.isfinite(part)) for part in here):
-                    raise DataError(f"the likelihood of client {name!r} has no finite derivatives")
-                step = _step(here[1], here[2])
-                if np.sqrt(max(-here[1] @ step, 0.0)) < 1e-6:
-                    break
-                for length in 2.0 ** -np.arange(12):
-                    trial = theta + length * step
-                    parts = zip(likelihood_derivatives(model, rows, trial), prior_derivatives(model, trial))
-                    there = [a + np.asarray(b) for a, b in parts]
-                    if there[0] < here[0]:
-                        theta, here = trial, there
-                        break
-                else:
-                    break
-            _, gradient, hessian = likelihood_derivatives(model, rows, theta)
-            values, vectors = np.linalg.eigh((hessian + hessian.T) / 2)
-            precision = (vectors * np.maximum(values, 0)) @ vectors.T
-            precisions.append(precision)
-            linears.append(precision @ theta - gradient)
+    for name in data.names:
+        site = make_site(model, data.client(name), name)
+
+        def report(theta: np.ndarray, site: Site = site) -> Report:
+            return total([client_report(site, theta), prior_report(model, theta)])
+
+        def values(thetas: np.ndarray, site: Site = site) -> np.ndarray:
+            return -log_likelihoods(site, thetas) - prior_gradients(model, thetas)[0]
+
+        found = descend(report, values, np.asarray(model.flat_initial_position), tolerance=1e-6)
+        if not found.report.finite:
+            raise DataError(f"the likelihood of client {name!r} has no finite derivatives")
+        theta, own = found.position, client_report(site, found.position)
+        curvatures, vectors = np.linalg.eigh(own.hessian)
+        precision = (vectors * np.maximum(curvatures, 0)) @ vectors.T
+        precisions.append(precision)
+        linears.append(precision @ theta - own.gradient)
     return Surrogates(np.array(precisions), np.array(linears))
 
 

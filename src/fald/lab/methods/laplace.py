@@ -86,12 +86,12 @@ class Laplace(Peer):
         spent = Spent(once, sent, numbers_as_bytes(once * dim), 0, once * (1 + dim))
         return Upload(message, energy, (gradient, hessian), spent), memory
 
-    def server_update(self, hyper, state: _State, uploads: Upload, weights: jax.Array, server: Server):
+    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
         """A damped Newton step while it runs; then only the draw changes."""
-        energy = jnp.sum(weights * uploads.energy)
+        energy = jnp.sum(server.weights * uploads.energy)
         gradient, hessian = (
-            average(uploads.extra[0], weights),
-            jnp.einsum("c,cij->ij", weights, uploads.extra[1]),
+            average(uploads.extra[0], server.weights),
+            jnp.einsum("c,cij->ij", server.weights, uploads.extra[1]),
         )
 
         def newton():

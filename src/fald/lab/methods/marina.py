@@ -56,9 +56,9 @@ class Marina(Peer):
         where = theta - hyper["step_size"] * (news + jnp.where(whole, 0, before))
         return Upload(where, local.energy(theta, 0), news, spent), gradient
 
-    def server_update(self, hyper, state: _State, uploads: Upload, weights: jax.Array, server: Server):
+    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
         """A step, and the coin for the next round."""
-        news = average(uploads.extra, weights)
+        news = average(uploads.extra, server.weights)
         gradient = jnp.where(state.whole, news, state.gradient + news)
         noise = diffusion(server, gradient.shape[0], hyper["step_size"], hyper["temperature"])
         position = state.position - hyper["step_size"] * gradient + noise

@@ -39,10 +39,10 @@ class QLSD(Peer):
         where = message - hyper["step_size"] * moved
         return Upload(where, local.energy(message, 0), spent=spent), memory
 
-    def server_update(self, hyper, state: jax.Array, uploads: Upload, weights: jax.Array, server: Server):
+    def server_update(self, hyper, state: jax.Array, uploads: Upload, server: Server):
         """The average of the clients' moves, and the noise."""
         noise = diffusion(server, state.shape[0], hyper["step_size"], hyper["temperature"])
-        return average(uploads.position, weights) + noise
+        return average(uploads.position, server.weights) + noise
 
 
 def qlsd(

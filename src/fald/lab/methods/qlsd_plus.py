@@ -84,13 +84,13 @@ class QLSDPlus(Peer):
         upload = Upload(where, local.energy(message, 0), (news, local.chance * learned), spent)
         return upload, memory._replace(memory=memory.memory + learned)
 
-    def server_update(self, hyper, state: _State, uploads: Upload, weights: jax.Array, server: Server):
+    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
         """A step along the memories of all and the news of the participants."""
         news, learned = uploads.extra
-        gradient = state.memory + jnp.sum(weights[:, None] * news, axis=0)
+        gradient = state.memory + jnp.sum(server.weights[:, None] * news, axis=0)
         noise = diffusion(server, gradient.shape[0], hyper["step_size"], hyper["temperature"])
         position = state.position - hyper["step_size"] * gradient + noise
-        return _State(position, state.memory + total(learned, weights))
+        return _State(position, state.memory + total(learned, server.weights))
 
 
 def qlsd_plus(

@@ -66,10 +66,10 @@ class ScaffoldI(FALD):
         spent = Spent(1, sent, sent, steps, jnp.where(moving, 0, 1))
         return Upload(theta, local.energy(start, 0), h, spent), h
 
-    def server_update(self, hyper, state: _State, uploads: Upload, weights: jax.Array, server: Server):
+    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
         """Average what was asked for, and ask for the other."""
-        control = jnp.where(state.moving, state.control, average(uploads.extra, weights))
-        position = jnp.where(state.moving, average(uploads.position, weights), state.position)
+        control = jnp.where(state.moving, state.control, average(uploads.extra, server.weights))
+        position = jnp.where(state.moving, average(uploads.position, server.weights), state.position)
         return _State(position, control, ~state.moving)
 
 
@@ -96,10 +96,10 @@ class ScaffoldII(FALD):
         change = (start - theta) / (hyper["local_steps"] * hyper["step_size"]) - control
         return Upload(theta, local.energy(start, 0), local.share * change), memory + change
 
-    def server_update(self, hyper, state: _State, uploads: Upload, weights: jax.Array, server: Server):
+    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
         """Average the positions, and keep h̄ = Σ_c p_c h_c over all clients, present or not."""
-        control = state.control + total(uploads.extra, weights)
-        return _State(average(uploads.position, weights), control, state.moving)
+        control = state.control + total(uploads.extra, server.weights)
+        return _State(average(uploads.position, server.weights), control, state.moving)
 
 
 def scaffold(

@@ -72,18 +72,9 @@ class VRFALD(Peer):
             return -hyper["step_size"] * reduced
 
         def noise(k):
-            return injected(
-                local.shared_key,
-                local.own_key,
-                k,
-                dim,
-                step_size=hyper["step_size"],
-                temperature=hyper["temperature"],
-                correlation=hyper["correlation"],
-                variance=local.num_clients,
-                uses_shared=True,
-                uses_own=True,
-            )
+            scale = jnp.sqrt(2 * hyper["step_size"] * hyper["temperature"])
+            correlation = hyper["correlation"]
+            return injected(local, k, dim, scale=scale, correlation=correlation, variance=local.num_clients)
 
         steps = jnp.where(message.renew, 0, message.steps)
         x = langevin_steps(steps, drift, noise, start)
@@ -99,7 +90,7 @@ class VRFALD(Peer):
         )
         return Upload(x, local.energy(message.position, 0), gradient, spent), x
 
-    def server_update(self, hyper, state: _State, uploads: Upload, weights: jax.Array, server: Server):
+    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
         """The mean, which event ended the round, and how long the next one is."""
         no = jnp.zeros((), bool)
         first, second = uniforms(server.choice_key, 0, 2)
@@ -108,7 +99,7 @@ class VRFALD(Peer):
         steps = 1 + jnp.floor(jnp.log1p(-first) / jnp.log1p(-jnp.minimum(either, 1 - 1e-7)))
         steps = jnp.clip(jnp.where(either >= 1, 1, steps), 1, _MOST_STEPS).astype(jnp.int32)
         after_gradients = state._replace(
-            gradient=average(uploads.extra, weights), steps=steps, sync=no, renew=no, renewed=~no
+            gradient=average(uploads.extra, server.weights), steps=steps, sync=no, renew=no, renewed=~no
         )
         mean = jnp.mean(uploads.position, axis=0)
         event = second * either  # uniform over: sync alone, both, refresh alone

@@ -27,13 +27,7 @@ FAMILIES = Registry(
 
 
 def options_of(family: str) -> dict[str, bool]:
-    """Options of a family, and whether each must be given.
-
-    Examples
-    --------
-    >>> options_of("softmax")
-    {'num_classes': True, 'prior_scale': False}
-    """
+    """Options of a family, and whether each must be given."""
     _, *parameters = inspect.signature(FAMILIES[family]).parameters.values()
     return {p.name: p.default is inspect.Parameter.empty for p in parameters}
 

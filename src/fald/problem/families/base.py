@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fald.core.checks import check_positive
 from fald.core.errors import ConfigError, DataError
 from fald.core.types import float_dtype
 from fald.problem.model import Model
@@ -32,21 +33,9 @@ def feature_names(features: Features) -> list[str]:
     return names
 
 
-def positive(name: str, value: float) -> float:
-    """Return a finite number > 0, or raise ``ConfigError`` naming it."""
-    if not (np.isfinite(value) and value > 0):
-        raise ConfigError(f"{name} must be a finite number > 0; got {value!r}")
-    return float(value)
-
-
 def normal_logprior(scale: float) -> Callable[[Any], Any]:
     """Independent normals of one scale around zero, up to a constant."""
-
-    def logprior_fn(position):
-        squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(position))
-        return -0.5 * squares / scale**2
-
-    return logprior_fn
+    return lambda p: -0.5 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(p)) / scale**2
 
 
 def linear_predictor(position, x):
@@ -83,13 +72,12 @@ def outcomes(data: FederatedData, features: Sequence[str]) -> np.ndarray:
 def regression(
     features: Features,
     prior_scale: float,
+    *,
+    name: str,
     loglikelihood_fn: Callable[[Any, Any], Any],
     mean_fn: Callable[[Any], Any],
     check_outcome: Callable[[np.ndarray, bool], str],
-    simulate_fn: Callable[[Any, Any, Any], Any] | None,
-    ratio: str | None,
-    name: str,
-    residual_bound: float | None = None,
+    **others: Any,
 ) -> Model:
     """A regression whose outcome depends on a + xᵀb alone.
 
@@ -97,19 +85,16 @@ def regression(
     ----------
     features, prior_scale
         Number or names of the features, and the scale of the normal priors of a and b_j.
-    loglikelihood_fn, mean_fn, simulate_fn
-        Log likelihood of one example ``(x, y)``; expected outcome from a + xᵀb; simulated outcome of one row.
-    check_outcome
-        ``(y, whole) -> problem``: what is wrong with outcomes, of all clients or of one; empty if nothing.
-    ratio
-        What the exponential of a coefficient is called; None: nothing.
     name
         Name of the family.
-    residual_bound
-        Largest change of ∂log likelihood/∂(a + xᵀb) when y and x are replaced, where there is one.
+    loglikelihood_fn, mean_fn
+        Log likelihood of one example ``(x, y)``; expected outcome from a + xᵀb.
+    check_outcome
+        ``(y, whole) -> problem``: what is wrong with outcomes, of all clients or of one; empty if nothing.
+    others
+        What else the ``Model`` says of itself.
     """
     names = feature_names(features)
-    scale = positive("prior-scale", prior_scale)
 
     def check_fn(data: FederatedData) -> None:
         problem = check_outcome(outcomes(data, names), not data.part)
@@ -117,28 +102,21 @@ def regression(
             raise DataError(f"{name} regression: {problem}", hint="check the target column")
 
     return Model(
-        logprior_fn=normal_logprior(scale),
+        logprior_fn=normal_logprior(check_positive("prior-scale", prior_scale)),
         loglikelihood_fn=loglikelihood_fn,
         initial_position={"intercept": jnp.array(0.0), "coefficient": jnp.zeros(len(names))},
         predict_fn=lambda position, x: mean_fn(linear_predictor(position, x)),
-        simulate_fn=simulate_fn,
         dims={"coefficient": ["feature"]},
         coords={"feature": names},
-        ratios={"coefficient": ratio} if ratio else {},
-        sensitivity_fn=None if residual_bound is None else sensitivity(residual_bound),
         check_fn=check_fn,
         name=name,
+        **others,
     )
 
 
 def sensitivity(residual_bound: float) -> Callable[[np.ndarray], float]:
     """Δ of a regression whose gradient is residual × (1, x) with a bounded residual."""
-
-    def sensitivity_fn(bounds: np.ndarray) -> float:
-        largest = float(np.sqrt(1 + np.sum(np.max(np.abs(bounds), axis=1) ** 2)))
-        return 2 * residual_bound * largest
-
-    return sensitivity_fn
+    return lambda bounds: 2 * residual_bound * float(np.sqrt(1 + np.sum(np.max(np.abs(bounds), axis=1) ** 2)))
 
 
 def check_classes(num_classes: int, names: Sequence[str]) -> Callable[[FederatedData], None]:
@@ -155,13 +133,6 @@ def check_classes(num_classes: int, names: Sequence[str]) -> Callable[[Federated
             raise DataError(f"all labels are {y[0]}; a classifier needs at least two classes")
 
     return check_fn
-
-
-def check_num_classes(num_classes: int) -> int:
-    """Return a number of classes, or raise ``ConfigError``."""
-    if not isinstance(num_classes, int) or num_classes < 2:
-        raise ConfigError(f"num-classes must be a whole number ≥ 2; got {num_classes!r}")
-    return num_classes
 
 
 def categorical_loglikelihood(logits_fn: Callable[[Any, Any], Any]):

@@ -5,16 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fald.core.checks import check_positive
 from fald.core.types import float_dtype
 from fald.problem.data import FederatedData
-from fald.problem.families.base import (
-    Features,
-    feature_names,
-    linear_predictor,
-    normal_logprior,
-    outcomes,
-    positive,
-)
+from fald.problem.families.base import Features, feature_names, linear_predictor, normal_logprior, outcomes
 from fald.problem.model import Model
 
 
@@ -44,11 +38,10 @@ def linear_regression(
     >>> linear_regression(2, noise_scale=1.0).dim, linear_regression(2).dim
     (3, 4)
     """
-    names = feature_names(features)
-    scale = positive("prior-scale", prior_scale)
-    known = None if noise_scale is None else positive("noise-scale", noise_scale)
-    half_scale = positive("noise-prior-scale", noise_prior_scale)
-    prior = normal_logprior(scale)
+    scale = check_positive("prior-scale", prior_scale)
+    known = None if noise_scale is None else check_positive("noise-scale", noise_scale)
+    half_scale = check_positive("noise-prior-scale", noise_prior_scale)
+    names, prior = feature_names(features), normal_logprior(scale)
     position = {"intercept": jnp.array(0.0), "coefficient": jnp.zeros(len(names))}
     if known is None:
         position["log_noise_scale"] = jnp.array(0.0)
@@ -56,8 +49,11 @@ def linear_regression(
     def log_scale(p):
         return jnp.log(known) if known is not None else p["log_noise_scale"]
 
+    def without_scale(p):
+        return {k: v for k, v in p.items() if k != "log_noise_scale"}
+
     def logprior_fn(p):
-        value = prior({k: v for k, v in p.items() if k != "log_noise_scale"})
+        value = prior(without_scale(p))
         if known is None:
             s = p["log_noise_scale"]
             value = value - 0.5 * jnp.exp(2 * s) / half_scale**2 + s
@@ -69,8 +65,7 @@ def linear_regression(
         return -0.5 * ((y - linear_predictor(p, x)) * jnp.exp(-s)) ** 2 - s - 0.5 * jnp.log(2 * jnp.pi)
 
     def constrain_fn(p):
-        out = {k: v for k, v in p.items() if k != "log_noise_scale"}
-        return out if known is not None else {**out, "noise_scale": jnp.exp(p["log_noise_scale"])}
+        return without_scale(p) | ({} if known is not None else {"noise_scale": jnp.exp(log_scale(p))})
 
     def check_fn(data: FederatedData) -> None:
         outcomes(data, names)

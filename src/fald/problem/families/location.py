@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fald.core.checks import check_positive
 from fald.core.errors import ConfigError
 from fald.core.types import float_dtype
-from fald.problem.families.base import normal_logprior, positive
+from fald.problem.families.base import normal_logprior
 from fald.problem.model import Model
 
 
@@ -53,7 +54,7 @@ def gaussian_location(covariance: Any, *, prior_scale: float | None = None) -> M
         )
     precision = np.linalg.inv(cov)
     constant = -0.5 * (len(cov) * np.log(2 * np.pi) + float(np.sum(np.log(eigenvalues))))
-    scale = None if prior_scale is None else positive("prior-scale", prior_scale)
+    scale = None if prior_scale is None else check_positive("prior-scale", prior_scale)
 
     def loglikelihood_fn(theta, example):
         x, count = example if isinstance(example, tuple) else (example, 1.0)

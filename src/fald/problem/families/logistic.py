@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from fald.problem.families.base import Features, linear_predictor, regression
+from fald.problem.families.base import Features, linear_predictor, regression, sensitivity
 from fald.problem.model import Model, bounded
 
 
@@ -47,11 +47,10 @@ def logistic_regression(features: Features, *, prior_scale: float = 2.5) -> Mode
     return regression(
         features,
         prior_scale,
-        loglikelihood_fn,
-        jax.nn.sigmoid,
-        check_outcome,
-        None,
-        "odds ratio",
-        "logistic",
-        residual_bound=1.0,
+        name="logistic",
+        loglikelihood_fn=loglikelihood_fn,
+        mean_fn=jax.nn.sigmoid,
+        check_outcome=check_outcome,
+        ratios={"coefficient": "odds ratio"},
+        sensitivity_fn=sensitivity(1.0),
     )

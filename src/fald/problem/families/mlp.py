@@ -9,16 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fald.core.checks import check_count, check_positive
 from fald.core.errors import ConfigError
 from fald.core.types import float_dtype
-from fald.problem.families.base import (
-    Features,
-    categorical_loglikelihood,
-    check_classes,
-    check_num_classes,
-    feature_names,
-    positive,
-)
+from fald.problem.families.base import Features, categorical_loglikelihood, check_classes, feature_names
 from fald.problem.model import Model
 
 
@@ -36,8 +30,8 @@ def mlp_classifier(
     >>> mlp_classifier(784, 10, hidden=(100,)).dim
     79510
     """
-    names, classes = feature_names(features), check_num_classes(num_classes)
-    scale = positive("prior-scale", prior_scale)
+    names, classes = feature_names(features), check_count("num-classes", num_classes, 2)
+    scale = check_positive("prior-scale", prior_scale)
     widths = [len(names), *[int(h) for h in hidden], classes]
     if min(widths) < 1:
         raise ConfigError(f"hidden layers must have at least one unit; got {list(hidden)}")

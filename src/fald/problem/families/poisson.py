@@ -28,18 +28,16 @@ def poisson_regression(features: Features, *, prior_scale: float = 2.5) -> Model
         return y * log_rate - jnp.exp(log_rate) - jax.scipy.special.gammaln(y + 1.0)
 
     def check_outcome(y, whole):
-        if np.any(y < 0) or np.any(y != np.floor(y)):
-            bad = y[(y < 0) | (y != np.floor(y))]
-            return f"outcomes must be counts 0, 1, 2, …; got {bad[0]}"
-        return ""
+        bad = y[(y < 0) | (y != np.floor(y))]
+        return f"outcomes must be counts 0, 1, 2, …; got {bad[0]}" if len(bad) else ""
 
     return regression(
         features,
         prior_scale,
-        loglikelihood_fn,
-        jnp.exp,
-        check_outcome,
-        lambda key, p, x: jax.random.poisson(key, jnp.exp(linear_predictor(p, x))),
-        "rate ratio",
-        "poisson",
+        name="poisson",
+        loglikelihood_fn=loglikelihood_fn,
+        mean_fn=jnp.exp,
+        check_outcome=check_outcome,
+        simulate_fn=lambda key, p, x: jax.random.poisson(key, jnp.exp(linear_predictor(p, x))),
+        ratios={"coefficient": "rate ratio"},
     )

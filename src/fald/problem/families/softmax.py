@@ -5,15 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fald.core.checks import check_count, check_positive
 from fald.core.types import float_dtype
 from fald.problem.families.base import (
     Features,
     categorical_loglikelihood,
     check_classes,
-    check_num_classes,
     feature_names,
     normal_logprior,
-    positive,
     sensitivity,
 )
 from fald.problem.model import Model, bounded, takes_rows
@@ -30,14 +29,14 @@ def softmax_regression(features: Features, num_classes: int, *, prior_scale: flo
     >>> softmax_regression(784, 10).dim
     7850
     """
-    names, classes = feature_names(features), check_num_classes(num_classes)
+    names, classes = feature_names(features), check_count("num-classes", num_classes, 2)
 
     def logits_fn(position, x):
         return position["coefficient"] @ x + jnp.expand_dims(position["intercept"], tuple(range(1, x.ndim)))
 
     bound = bounded(curvature=classes / 2, rows=2 * classes / (classes - 1))
     return Model(
-        logprior_fn=normal_logprior(positive("prior-scale", prior_scale)),
+        logprior_fn=normal_logprior(check_positive("prior-scale", prior_scale)),
         loglikelihood_fn=bound(takes_rows(categorical_loglikelihood(logits_fn))),
         initial_position={"intercept": jnp.zeros(classes), "coefficient": jnp.zeros((classes, len(names)))},
         predict_fn=lambda p, x: jax.nn.softmax(logits_fn(p, jnp.asarray(x, float_dtype()))),

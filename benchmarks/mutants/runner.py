@@ -1,0 +1,230 @@
+"""One process that has imported everything but fald; every mutant is a fork of it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.util
+import json
+import os
+import pkgutil
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+_OURS = ("fald", "tests", "helpers", "conftest", "command", "reports", "images")
+_WALL = 20.0  # times the limit of CPU seconds: other work may share the machine
+_STUCK = 30.0  # seconds without using the CPU at all: it waits for what will not come
+_MEMORY = 12 * 2**30
+
+
+class Verdict(NamedTuple):
+    """What became of a run of tests: "passed", "failed", "slow", or "broken" where the module
+    was never imported, which test said so, CPU seconds."""
+
+    state: str
+    test: str
+    seconds: float
+
+
+class Warm:
+    """Forks that run tests with one module of fald changed.
+
+    Parameters
+    ----------
+    tests
+        Test files and cases that will be run: what they import is imported here once, except for fald itself.
+    """
+
+    def __init__(self, tests: list[str]):
+        cache = ROOT / ".cache" / "mutants"
+        os.environ |= {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
+            "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        os.chdir(ROOT)
+        warnings.filterwarnings("ignore", message="os.fork")
+        sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tests")]
+        for name in self._used_by(tests):
+            try:
+                importlib.import_module(name)
+            except Exception:  # only a name that some package made up for itself
+                continue
+        tasks = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
+        if tasks > 1 and "jax" in sys.modules:
+            from jax._src import xla_bridge
+
+            if xla_bridge._backends:
+                raise RuntimeError("a package starts JAX when it is imported: forks would hang")
+
+    @staticmethod
+    def _used_by(tests: list[str]) -> list[str]:
+        """Modules of other packages that the tests import, found out in a fork."""
+        names = _in_fork(lambda: _imports(tests))
+        return json.loads(names)
+
+    def run(self, tests: list[str], seconds: float, path: str = "", text: str = "") -> Verdict:
+        """Run tests until one fails, with the module at ``path`` (from ``src``) replaced by ``text``."""
+        folder = tempfile.mkdtemp(prefix="mutant-")
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            code = 70
+            try:
+                code = _tests(tests, seconds, folder, writing, path, text)
+            finally:
+                os._exit(code)
+        os.close(writing)
+        try:
+            return _waited(child, seconds, reading)
+        finally:
+            os.close(reading)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _in_fork(work) -> str:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        with os.fdopen(writing, "w") as pipe:
+            pipe.write(work())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
+
+
+def _imports(tests: list[str]) -> str:
+    import hypothesis  # noqa: F401
+    import pytest
+
+    class Listed:
+        def pytest_collection_finish(self, session):
+            session.items.clear()
+
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    pytest.main(["-q", "-p", "no:cacheprovider", "-n", "0", *tests], plugins=[Listed()])
+    import fald
+
+    for found in pkgutil.walk_packages(fald.__path__, "fald."):
+        if not found.name.startswith(("fald.lab", "fald.federation.engines", "fald.cli")):
+            importlib.import_module(found.name)
+    names = [n for n in list(sys.modules) if n.split(".")[0] not in _OURS and not n.startswith("test_")]
+    return json.dumps([n for n in names if n != "__main__" and not n.startswith("benchmarks")])
+
+
+class _Changed(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
+    """Finds one module, and gives it another text."""
+
+    def __init__(self, path: str, text: str):
+        self._path, self._text = str(ROOT / "src" / path), text
+        self._name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        self._package = path.endswith("__init__.py")
+        self.loaded = False
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != self._name:
+            return None
+        return importlib.util.spec_from_loader(fullname, self, origin=self._path, is_package=self._package)
+
+    def get_filename(self, fullname):
+        return self._path
+
+    def get_data(self, path):
+        self.loaded = True
+        return self._text.encode()
+
+
+def _tests(tests: list[str], seconds: float, folder: str, pipe: int, path: str, text: str) -> int:
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    import pytest
+    from hypothesis import HealthCheck, Phase, settings
+
+    settings.register_profile(
+        "mutants",
+        phases=[Phase.explicit, Phase.generate],  # which example failed is of no interest
+        database=None,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    settings.load_profile("mutants")
+    changed = _Changed(path, text) if path else None
+    if changed is not None:
+        sys.meta_path.insert(0, changed)
+
+    class First:
+        """Tells the first test that fails."""
+
+        def pytest_runtest_logreport(self, report):
+            if report.failed:
+                os.write(pipe, report.nodeid.encode()[:400])
+
+        def pytest_collectreport(self, report):
+            if report.failed:
+                os.write(pipe, b"import of " + report.nodeid.encode()[:300])
+
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-n", "0", "--assert=plain", f"--basetemp={folder}/t"]
+    code = pytest.main([*options, *tests], plugins=[First()])
+    if changed is not None and not changed.loaded:
+        os.write(pipe, b"the module is never imported")
+        return 71
+    return int(code)
+
+
+def _ticks(child: int) -> str:
+    """CPU time that a process has used, as the system counts it; empty where it does not tell."""
+    try:
+        return " ".join(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[11:15])
+    except OSError:
+        return ""
+
+
+def _waited(child: int, seconds: float, pipe: int) -> Verdict:
+    began = moved = time.monotonic()
+    ticks, stopped = "", False
+    while True:
+        done, status, used = os.wait4(child, os.WNOHANG)
+        if done:
+            break
+        now = time.monotonic()
+        if (latest := _ticks(child)) != ticks:
+            ticks, moved = latest, now
+        if not stopped and (now - moved > _STUCK or now - began > _WALL * seconds + 60):
+            os.kill(child, signal.SIGKILL)
+            stopped = True
+        time.sleep(0.02)
+    os.set_blocking(pipe, False)
+    try:
+        said = os.read(pipe, 4000).decode(errors="replace")
+    except BlockingIOError:
+        said = ""
+    total = used.ru_utime + used.ru_stime
+    if os.WIFSIGNALED(status):
+        late = stopped or os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
+        return Verdict("slow" if late else "failed", said or f"signal {os.WTERMSIG(status)}", total)
+    code = os.WEXITSTATUS(status)
+    # unchanged the tests pass, so whatever else pytest ends with is a change that was noticed
+    state = {0: "passed", 71: "broken"}.get(code, "failed")
+    return Verdict(state, said or f"exit code {code}", total)
