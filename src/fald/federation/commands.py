@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fald.core.errors import ConfigError, FederationError
+from fald.core.errors import ConfigError, FederationError, printable
 from fald.core.files import write_atomically
 from fald.federation.engines import ENGINES, Deployment, Site, deployment_of
 from fald.federation.folder import (
@@ -23,6 +23,7 @@ from fald.federation.folder import (
 )
 from fald.federation.secure.identity import Identity, check_public
 from fald.federation.site.policy import read_policy
+from fald.federation.site.record import as_rows, read_record
 from fald.federation.site.worker import read_site
 from fald.problem.data import read_table
 from fald.results.text import align
@@ -133,6 +134,31 @@ def _check_pins(path: Path, site: str) -> None:
 def _identity(path: Path) -> Identity:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     return Identity.load(path) if path.exists() else Identity.create(path)
+
+
+def read_log(folder: Path) -> tuple[str, list[dict[str, Any]]]:
+    """The name of a site and its record, checked; ``folder`` is its kit, or the folder of its state.
+
+    Raises
+    ------
+    ConfigError
+        If no site has joined from there.
+    StorageError
+        If a line of the record was changed or removed.
+    """
+    home = folder / "site" if (folder / "site" / "site.toml").exists() else folder
+    site = read_site(home)
+    if not site.identity.exists():
+        raise ConfigError(f"no site has answered from {folder} yet", hint="'fald federation join' starts one")
+    return site.name, read_record(site.state)
+
+
+def log_text(name: str, entries: list[dict[str, Any]]) -> str:
+    """The same for a terminal."""
+    heads, rows = as_rows(entries)
+    rows = [[printable(cell) for cell in row] for row in rows]
+    count = f"{len(rows)} request{'s' if len(rows) != 1 else ''}"
+    return f"{name}: {count}, the record is whole\n" + (f"\n{align(heads, rows)}" if rows else "")
 
 
 def stop(folder: Path) -> str:

@@ -25,6 +25,7 @@ from fald.langevin.inprocess import InProcess
 from fald.langevin.method import Method
 from fald.langevin.noise import NoiseScale
 from fald.langevin.registry import by_name, participants
+from fald.langevin.safety import check_noise
 from fald.privacy.protection import Protection, secret_words
 from fald.problem.data import FederatedData
 from fald.problem.model import Model, check_model
@@ -191,6 +192,10 @@ def sample(
     secret = None
     if privacy is not None:
         method = private(method)
+        shares, farthest = data.sizes / data.num_rows, float(jnp.max(jnp.abs(positions)))
+        for share in (float(shares.min()), float(shares.max())):
+            entering = share if participation.scheme == "full" else 1 / (participation.num_participants or 1)
+            check_noise(method, share, entering, farthest)
         if privacy.client_noise == "entropy":
             secret = jnp.asarray(secret_words())
     problem = Assignment(key, model, data, method, participation, num_chains, num_warmup, thinning, secret)

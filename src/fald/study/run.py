@@ -26,7 +26,7 @@ from fald.results.kinds import kind_of
 from fald.results.tree import save, settings_of
 from fald.runtime.checkpoint import Checkpoint
 from fald.runtime.journal import Journal
-from fald.study.fit import MAX_DIM, fit
+from fald.study.fit import fit
 from fald.study.folder import check_folder
 from fald.study.precision import set_precision
 from fald.study.schema import Study

@@ -13,9 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fald.core.errors import ConfigError, FederationError
-from fald.core.keys import key_words, normals
+from fald.core.keys import normals
 from fald.core.types import PyTree, float_dtype
-from fald.federation.coordinator.sites import Federation, Replies, check_arrays, check_finite, masked_sum
+from fald.federation.coordinator.sites import (
+    Federation,
+    Replies,
+    check_arrays,
+    check_finite,
+    masked_sum,
+    masked_uploads,
+)
+from fald.federation.secure.session import split
 from fald.fewround.site import Answer, Request
 from fald.langevin import costs as tally
 from fald.langevin.engine import Assignment, Failure
@@ -48,6 +56,10 @@ class RemoteExchange:
         self._round = 0
         self._begun = False
 
+    def resume(self, answered: int) -> None:
+        """Go on after so many rounds."""
+        self._round = answered
+
     def ask(self, request: Request) -> Answer:
         """Sum the sites' answers."""
         f = self._federation
@@ -67,9 +79,12 @@ class RemoteExchange:
         )
         answers = list(found.arrays.values())
         if not f.secure:
-            return {name: sum(a[name] for a in answers[1:]) + answers[0][name] for name in answers[0]}
+            sums = {name: sum(a[name] for a in answers[1:]) + answers[0][name] for name in answers[0]}
+            f.pass_on(self._round, sums)
+            return sums
+        f.pass_on(self._round, masked_uploads(found))
         shapes = {n.removeprefix("shape_"): tuple(a) for n, a in answers[0].items() if n != "masked"}
-        return _split(masked_sum(found), shapes)
+        return split(masked_sum(found), shapes)
 
     def replies(self) -> Mapping[str, Any]:
         """How the sites answered in the latest round."""
@@ -101,15 +116,6 @@ def _answer_bytes(arrays: Mapping[str, Array]) -> int:
     return 32 * (drawn + rows * (1 + dim + dim * dim) + 8 * dim * dim)
 
 
-def _split(flat: Array, shapes: Mapping[str, tuple[int, ...]]) -> Answer:
-    out, place = {}, 0
-    for name in sorted(shapes):
-        size = math.prod(shapes[name])
-        out[name] = flat[place : place + size].reshape(shapes[name])
-        place += size
-    return out
-
-
 class RemoteEngine:
     """FA-LD and its peers over a federation: one message per round, all chains in it.
 
@@ -129,7 +135,6 @@ class RemoteEngine:
         """State of chains that start at ``positions``; what clients remember stays with them."""
         self._problem_fits(problem)
         server, _ = jax.vmap(problem.method.init)(positions)
-        self._start = np.asarray(positions)
         return RunState(0, server, ((), tally.start(problem)))
 
     def gather(self, method: Method, model: Model, data: FederatedData) -> dict[str, Any]:
@@ -153,8 +158,7 @@ class RemoteEngine:
     ) -> tuple[RunState, Records, float]:
         """Run rounds, one message each."""
         if not self._begun:
-            start = {"start": self._start, "root": np.asarray(key_words(problem.rng_key))}
-            self._federation.begin(start)
+            self._federation.begin()
             self._begun = True
         self._saved = state.round
         kept: list[tuple[Any, ...]] = []
@@ -193,6 +197,8 @@ class RemoteEngine:
             expect=functools.partial(_expect, wanted, f.secure),
             most=size,
         )
+        if f.secure:
+            f.pass_on(index + 1, masked_uploads(replies))
         if f.arrival_based:
             drawn = self._arrived(drawn, replies)
         uploads, weights = self._uploads(problem, drawn, replies)
