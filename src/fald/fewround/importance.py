@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
+from scipy.spatial import KDTree
 from scipy.special import logsumexp
 
 from fald.calculus.sums import prior_derivatives
@@ -230,7 +230,7 @@ def _expected(base: Proposal, last: Batch, undefined: Array) -> tuple[Array, Arr
     known = ~undefined & np.isfinite(last.values)
     if undefined.any() and known.any():
         white = np.linalg.solve(proposal.cholesky(spread), (last.positions - centre).T).T
-        nearest = np.flatnonzero(known)[cKDTree(white[known]).query(white[undefined])[1]]
+        nearest = np.flatnonzero(known)[KDTree(white[known]).query(white[undefined])[1]]
         ratios = last.values - last.density(last)
         log_mass = logsumexp(ratios) - np.log(len(ratios))
         logs[undefined] += np.maximum(last.values[nearest] - log_mass - cores[nearest], 0.0)
