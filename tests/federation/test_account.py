@@ -18,6 +18,9 @@ TREE = {
 }
 
 
+STEP = float(np.float32(1e-5))  # as the sampler has it
+
+
 def study(sampler=None, **privacy):
     return make_study(
         {
@@ -44,14 +47,15 @@ def simple(tmp_path, *, planned=100, max_epsilon=None, budget=10.0, run="run"):
 
 
 @pytest.mark.parametrize("site", [0, 2])
-@pytest.mark.parametrize("summed", [False, True])
-def test_cost_is_that_of_the_accountant(tmp_path, site, summed):
+@pytest.mark.parametrize("colluders", [None, 0, 1, 2])
+def test_cost_is_that_of_the_accountant(tmp_path, site, colluders):
     ledger = Ledger(tmp_path / "ledger.jsonl")
-    open_account(ledger, "run", tmp_path, study(), SIZES, site, summed=summed).begin()
+    open_account(ledger, "run", tmp_path, study(), SIZES, site, colluders=colluders).begin()
     settings = RunSettings(
-        sizes=SIZES, local_steps=2, num_rounds=50, step_size=1e-5, num_chains=2, clip_norm=1.0
+        sizes=SIZES, local_steps=2, num_rounds=50, step_size=STEP, num_chains=2, clip_norm=1.0
     )
-    expected = account(settings, delta=1e-5, view="summed" if summed else "server").epsilon[site]
+    honest = {0: {"view": "summed"}, 1: {"view": "summed", "num_colluders": 1}}.get(colluders, {})
+    expected = account(settings, delta=1e-5, **honest).epsilon[site]
     assert ledger.charged("run").epsilon == pytest.approx(expected, rel=1e-9)
     assert ledger.charged("run").rounds == 100
 
@@ -66,7 +70,7 @@ def test_cost_does_not_count_on_chance(tmp_path):
         sizes=SIZES,
         local_steps=2,
         num_rounds=67,
-        step_size=1e-5,
+        step_size=STEP,
         clip_norm=1.0,
         participation=study(some).sampler.arguments()["participation"],
     )

@@ -62,7 +62,7 @@ def test_file_is_read(tmp_path):
         ({"allowed-models": ["logistic"]}, "model 'poisson'", {"family": "poisson"}),
         ({"allowed-methods": ["auto"]}, "method 'fa-ld'", {"method": "fa-ld"}),
         ({"allowed-methods": ["importance", "corrected"]}, "method 'sgld'", {"method": "sgld"}),
-        ({"minimum-rows": 41}, "minimum-rows", {"rows": 40}),
+        ({"max-local-steps": 4}, "5 local steps, more than 4", {"local_steps": 5}),
         ({"max-rounds": 12}, "13 rounds, more than 12", {"rounds": 13}),
         ({"max-chains": 4}, "5 chains, more than 4", {"chains": 5}),
     ],
@@ -121,11 +121,19 @@ def test_privacy_that_the_site_insists_on(change, key):
         policy.check(replace(PRIVATE, **change))
 
 
-def test_privacy_may_be_required_without_a_budget():
-    policy = make_policy({"privacy": {"required": True}})
-    policy.check(PRIVATE)
-    with pytest.raises(PolicyError, match=r"privacy\.required"):
-        policy.check(ASKED)
+def test_rows_are_counted_after_everything_else_was_allowed():
+    policy = make_policy({"minimum-rows": 41})
+    policy.check(replace(ASKED, rows=0))
+    policy.check_rows(ASKED)
+    with pytest.raises(PolicyError, match="minimum-rows"):
+        policy.check_rows(replace(ASKED, rows=40))
+
+
+@pytest.mark.parametrize(("sites", "allowed"), [(2, True), (3, False)])
+def test_uploads_of_single_sites_are_for_two_of_them_by_default(sites, allowed):
+    asked = replace(ASKED, secure_sum=False, sites=sites)
+    assert allowed == (make_policy({})._refused_uploads(asked) == [])
+    make_policy({"unsummed": True}).check(asked)
 
 
 def test_a_refusal_has_all_reasons_and_no_number_of_rows(tmp_path):
@@ -135,8 +143,9 @@ def test_a_refusal_has_all_reasons_and_no_number_of_rows(tmp_path):
         read_policy(path).check(replace(ASKED, columns=("outcome", "hiv"), rounds=5000))
     text = str(caught.value)
     for key in policy_keys():
-        if key not in ("allowed-models", "max-chains", "privacy.max-epsilon", "privacy.delta"):
+        if key in ("allowed-columns", "allowed-methods", "curvature", "unsummed", "max-rounds"):
             assert f"({key})" in text
+    assert "(privacy.required)" in text
     assert "41" not in text
     assert "977" not in text
     assert str(tmp_path) not in text

@@ -8,7 +8,7 @@ import pytest
 import fald
 from fald.calculus.spectrum import extremes
 from fald.core.errors import ConfigError
-from fald.study import fit as choice
+from fald.fewround import fit as choice
 from fald.study.fit import choose
 from fald.study.run import run_study
 from fald.study.schema import load_study

@@ -180,6 +180,19 @@ def energy_fn(model: Model, total_rows) -> Callable[[jax.Array, Batch], jax.Arra
     )
 
 
+def clip_rows(of_row: jax.Array, clip_norm) -> tuple[jax.Array, jax.Array]:
+    """Gradients of rows (n, d), and the factor (n,) that cuts each to a norm.
+
+    Very large and very small gradients are brought to a moderate size first, so that their squares neither
+    over- nor underflow, and one that is no number counts as zero: none may take a row past its bound.
+    """
+    of_row = jnp.where(jnp.all(jnp.isfinite(of_row), axis=1, keepdims=True), of_row, 0)
+    largest = jnp.max(jnp.abs(of_row), axis=1)
+    unit = jnp.where(largest > 1e12, 2.0**-80, jnp.where(largest < 1e-12, 2.0**80, 1.0)).astype(of_row.dtype)
+    norm = jnp.sqrt(jnp.sum((of_row * unit[:, None]) ** 2, axis=1))
+    return of_row, jnp.where(norm <= clip_norm * unit, 1.0, clip_norm * unit / norm).astype(of_row.dtype)
+
+
 def gradient_fn(model: Model, total_rows, clip_norm=None) -> Callable[[jax.Array, Batch], jax.Array]:
     """Gradient of a client's energy; with ``clip_norm`` each row's share is first cut to that norm.
 
@@ -197,8 +210,7 @@ def gradient_fn(model: Model, total_rows, clip_norm=None) -> Callable[[jax.Array
     def clipped(theta: jax.Array, batch: Batch) -> jax.Array:
         assert clip_norm is not None
         of_row = jax.vmap(jax.grad(model.flat_loglikelihood), in_axes=(None, 0))(theta, batch.rows)
-        norm = jnp.sqrt(jnp.sum(of_row**2, axis=1))
-        factor = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, jnp.finfo(theta.dtype).tiny))
+        of_row, factor = clip_rows(of_row, clip_norm)
         if batch.mask is not None:
             factor = jnp.where(batch.mask, factor, 0)
         scale = _scale(total_rows, batch, theta.dtype)

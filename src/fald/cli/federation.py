@@ -101,6 +101,30 @@ def status(
 
 
 @app.command()
+def log(
+    site: Annotated[
+        Path,
+        typer.Argument(help="The site's kit, or its folder of keys, ledger and log.", show_default=False),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write a page (HTML) here.", show_default=False)] = None,
+) -> None:
+    """Show every request that reached a site and what left it; exit code 8 if the record was tampered with.
+
+    Example: fald federation log north --page record.html
+    """
+    name, entries = commands.read_log(site)
+    if page is not None:
+        from fald.report.record import write_record
+
+        _say(f"Written: {write_record(entries, name, page)}")
+    elif as_json:
+        print(json.dumps({"site": name, "record": entries}, indent=1))
+    else:
+        print(commands.log_text(name, entries))
+
+
+@app.command()
 def stop(name: Folder) -> None:
     """Stop the run that is going on; 'fald run --resume' continues it.
 

@@ -206,7 +206,7 @@ def predict(
     content = (
         json.dumps({"level": level, "predictions": tables.records(frame)}, indent=1) + "\n"
         if as_json
-        else frame.round(6).to_csv()
+        else tables.csv_text(frame.round(6))
     )
     if out is None:
         print(content, end="")

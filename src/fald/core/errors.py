@@ -20,6 +20,18 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130
 
 
+def printable(text: object, *, lines: bool = False) -> str:
+    """Words of somebody else, without what would move a terminal's cursor, colour it or hide parts of them.
+
+    Examples
+    --------
+    >>> printable("study\\x1b[2J")
+    'study?[2J'
+    """
+    kept = "\n\t" if lines else ""
+    return "".join(c if c.isprintable() or c in kept else "?" for c in str(text))
+
+
 class FaldError(Exception):
     """An error with a cause the user can mend.
 

@@ -45,6 +45,54 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
             temporary.unlink()
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Add a whole line to a file and see it on the disk; what a crash left of a line is cut off.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be written.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            size = os.fstat(file).st_size
+            if size and os.pread(file, 1, size - 1) != b"\n":
+                whole = path.read_bytes()
+                os.ftruncate(file, whole.rfind(b"\n") + 1)
+            if os.write(file, line) != len(line):
+                raise StorageError(f"cannot write {path}: the disk is full", hint="free space")
+            os.fsync(file)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """No other process between here and the end, which another may have to wait for.
+
+    Raises
+    ------
+    StorageError
+        On systems that cannot lock files: a site answers nothing there.
+    """
+    try:
+        import fcntl
+    except ImportError as error:
+        raise StorageError("this system cannot lock files", hint="run sites on Linux or macOS") from error
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise storage_error(path, error) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
 @contextlib.contextmanager
 def sole_owner(folder: Path, name: str = "run.lock", patience: float = 0.0) -> Iterator[None]:
     """Keep every other process out of a folder while the block runs, by the lock of a file in it.

@@ -17,27 +17,44 @@ from fald.core.errors import PolicyError
 
 @dataclass(frozen=True)
 class KindOfNumber:
-    """One kind of number: what a report says, how many axes as long as the parameters its arrays have."""
+    """One kind of number.
+
+    Attributes
+    ----------
+    says
+        What it is, as a report says it: "a client sends …".
+    axes
+        How many axes of the length of the parameters an array of it has.
+    curvature
+        Whether it is, or contains, second derivatives over the client's rows.
+    grid
+        Binary digits after the point that leave a site in a sum, see ``fald.fewround.rounding``; None: all.
+    power
+        Power of the parameters' units in it, for each axis: 1 of a position, −1 of a derivative.
+    """
 
     says: str
     axes: int
-    curvature: bool = False  # whether it is, or contains, second derivatives over the client's rows
+    curvature: bool = False
+    grid: int | None = None
+    power: int = 0
 
 
 KINDS: Mapping[str, KindOfNumber] = {
     "nothing": KindOfNumber("zeros in the place of a number that it keeps", 0),
     "count": KindOfNumber("how many bytes and gradients its round took", 0),
-    "value": KindOfNumber("its log likelihood at given parameters", 0),
+    "value": KindOfNumber("its log likelihood at given parameters", 0, grid=12),
     "point": KindOfNumber("the parameters at which it was asked", 1),
     "position": KindOfNumber("where its own steps ended", 1),
     "quantised": KindOfNumber("where its own steps or its gradient lead, rounded to few levels", 1),
-    "gradient": KindOfNumber("the gradient over its rows", 1),
-    "shift": KindOfNumber("the linear term of a Gaussian fitted to its rows", 1),
-    "mode": KindOfNumber("its own best parameters", 1),
-    "hessian": KindOfNumber("second derivatives over its rows", 2, curvature=True),
-    "precision": KindOfNumber("the precision of a Gaussian fitted to its rows", 2, curvature=True),
-    "square": KindOfNumber("products of its own best parameters", 2, curvature=True),
-    "leverage": KindOfNumber("its share of the curvature of the posterior", 0, curvature=True),
+    "whitened": KindOfNumber("where its own steps ended, in posterior sds", 1, grid=20),
+    "gradient": KindOfNumber("the gradient over its rows", 1, grid=12, power=-1),
+    "shift": KindOfNumber("the linear term of a Gaussian fitted to its rows", 1, grid=12, power=-1),
+    "mode": KindOfNumber("its own best parameters", 1, grid=12, power=1),
+    "hessian": KindOfNumber("second derivatives over its rows", 2, curvature=True, grid=12, power=-1),
+    "precision": KindOfNumber("the precision of a Gaussian fitted to its rows", 2, True, grid=12, power=-1),
+    "square": KindOfNumber("products of its own best parameters", 2, curvature=True, grid=12, power=1),
+    "leverage": KindOfNumber("its share of the curvature of the posterior", 0, curvature=True, grid=30),
 }
 
 

@@ -24,7 +24,8 @@ _MARK = b"FALD\x01"
 _TYPES = ("bool", "uint8", "int32", "uint32", "int64", "uint64", "float32", "float64")
 _MOST_HEADER = 4 * 2**20
 PREPARED = "prepared_"  # in front of the names of what sites send before the first round
-PROTOCOL = 1  # of the messages; both ends must have the same
+PASSED = "passed_"  # in front of the names of what the coordinator passes on of the round before
+PROTOCOL = 2  # of the messages; both ends must have the same
 MOST_BYTES = 2**30
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fald.calculus.sums import make_site
+from fald.fewround.rounding import rounded
 from fald.fewround.site import REVEALS, Answer, Request, answer, expand
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
@@ -44,25 +45,17 @@ class Exchange(Protocol):
 
 
 class InProcessExchange:
-    """All sites in this process.
-
-    What is a plain sum over rows is computed on all rows at once, which gives the same sum up to rounding;
-    only what a site does by itself (its own mode, its local steps) is computed site by site.
-    """
+    """All sites in this process, each with the answer that it would send: rounded to its own grid."""
 
     def __init__(self, model: Model, data: FederatedData):
         self.names: Sequence[str] = data.names
         self.sizes: Sequence[int] = [int(n) for n in data.sizes]
-        self._all = make_site(model, data.rows, "all sites")
         self._sites = [make_site(model, data.client(name), name) for name in data.names]
 
     def ask(self, request: Request) -> Answer:
         """Sum the answers of all sites."""
         full = expand(request)
-        own = {name: a for name, a in full.items() if name.startswith(("local_", "step_", "leverage_"))}
-        rest = {name: a for name, a in full.items() if name not in own}
-        sums = answer(self._all, rest)
-        return sums | total(answer(site, own) for site in self._sites) if own else sums
+        return total(rounded(s.model, s.name, request, answer(s, full)) for s in self._sites)
 
 
 def total(answers: Any) -> Answer:
@@ -161,6 +154,9 @@ class Questions(Generic[T]):
         saved = 0 if store is None else store.answered_rounds()
         while store is not None and self.round < saved and not self.done:
             self._take(store.load_answers(self.round + 1, _probe(self._request)))
+        resume = getattr(self._exchange, "resume", None)  # those that count rounds have one
+        if resume is not None:
+            resume(self.round)
 
     def most_rounds(self) -> int:
         """One, because what to ask next depends on the answers."""

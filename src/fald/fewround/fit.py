@@ -18,7 +18,7 @@ from fald.core.keys import as_key
 from fald.core.threads import one_thread
 from fald.core.version import __version__
 from fald.fewround.exchange import Exchange, InProcessExchange, Questions, Round, Server
-from fald.fewround.methods import NAMES
+from fald.fewround.methods import FIT_METHODS, NAMES, FitMethod
 from fald.fewround.outcome import Outcome
 from fald.fewround.site import REVEALS
 from fald.fewround.weights import keep, precision
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
+MAX_DIM = 1000  # parameters up to which few rounds are enough; their matrices take memory
 ACCURACIES = {"high": 0.05, "medium": 0.1}
 _NUM_CHAINS, _NUM_DRAWS = 4, 4000
 _MOST_SCOPE = {"one mode", "mode", "tails", "explorers", "numbers"}  # with these split-HMC would not help
@@ -99,7 +100,7 @@ def few_rounds(
     checkpoint = as_checkpoint(checkpoint)
     told = _Told(model)
     questions = Questions(
-        _server(settings, model, _number(seed), told.trace),
+        server_of(settings, model, _number(seed), told.trace),
         InProcessExchange(model, data) if exchange is None else exchange,
         (settings.max_rounds, settings.most_rounds),
         told,
@@ -141,10 +142,68 @@ def tolerance_of(accuracy: str | float) -> float:
     return float(accuracy)
 
 
-def _server(
+def choose(model: Model, method: FitMethod = "auto", *, curvature: bool = True) -> tuple[str, str]:
+    """Which method ``fald.fit`` uses, and why, in a sentence.
+
+    Raises
+    ------
+    ConfigError
+        If the method that was asked for cannot do what was asked of it.
+
+    Examples
+    --------
+    >>> import fald
+    >>> choose(fald.models.logistic_regression(2000))
+    ('fa-ld', 'plain FA-LD, because the model has 2001 parameters, more than 1000')
+    """
+    if method not in FIT_METHODS:
+        raise ConfigError(
+            f"method must be one of {', '.join(FIT_METHODS)}; got {method!r}", hint="auto is usual"
+        )
+    if method == "fa-ld":
+        return "fa-ld", "plain FA-LD, as asked for"
+    if model.dim > MAX_DIM:
+        found = f"the model has {model.dim} parameters, more than {MAX_DIM}"
+        if method != "auto":
+            raise ConfigError(f"method {method!r} cannot be used: {found}", hint="use method='fa-ld'")
+        return "fa-ld", f"plain FA-LD, because {found}"
+    if method == "corrected":
+        if not curvature:
+            raise ConfigError("method 'corrected' needs Hessians", hint="use method='importance'")
+        return "corrected", "corrected Langevin dynamics, as asked for"
+    if method == "importance":
+        return "importance", "adaptive importance sampling, as asked for"
+    kind = "" if curvature else ", by gradients because Hessians may not leave"
+    return "importance", (
+        f"adaptive importance sampling, because likelihoods are exact, all sites take part and "
+        f"{model.dim} parameters are few{kind}"
+    )
+
+
+def few_round_settings(
+    model: Model, *, accuracy: str | float, max_rounds: int, method: FitMethod, curvature: bool
+) -> FewRoundSettings:
+    """What ``fald.fit`` with these arguments does, where it takes few rounds.
+
+    Raises
+    ------
+    ConfigError
+        If it takes none, or cannot do what was asked of it.
+    """
+    chosen, why = choose(model, method, curvature=curvature)
+    if chosen == "fa-ld":
+        raise ConfigError(f"no few-round method: {why}", hint="give the study a [sampler] section")
+    return FewRoundSettings(chosen, tolerance_of(accuracy), max_rounds, curvature, go_on=method == "auto")
+
+
+def server_of(
     settings: FewRoundSettings, model: Model, seed: int, trace: list[dict[str, Any]]
 ) -> Server[Outcome]:
-    """The server of a method; split-HMC follows where importance sampling had one mode and too few draws."""
+    """The server of a method; split-HMC follows where importance sampling had one mode and too few draws.
+
+    It is deterministic: whoever knows settings, model, seed and the sums of the rounds so far knows what it
+    asks next. A site runs it as well, and answers nothing else.
+    """
     # here, so that a program which never fits need not load them
     from fald.fewround.corrected import corrected_langevin
     from fald.fewround.importance import importance_sampling

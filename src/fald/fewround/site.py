@@ -100,9 +100,10 @@ ANSWERS: Mapping[str, Answered] = {
     "step": Answered(
         ("step_", "leverage_"),
         "where its local steps ended",
-        {"step_leverage": ("leverage", 0), "step_positions": ("position", 2)},
+        {"step_leverage": ("leverage", 0), "step_positions": ("whitened", 2)},
     ),
 }
+ARRAYS = {name: each for answered in ANSWERS.values() for name, each in answered.arrays.items()}
 REVEALS = {kind: answered.says for kind, answered in ANSWERS.items()}
 
 
@@ -127,6 +128,72 @@ def asked(request: Request) -> list[str]:
     return [kind for kind in ANSWERS if kind in kinds]
 
 
+# the shape of every part of a request, d the parameters, and the most that may stand for another letter
+PARTS: Mapping[str, tuple[str, str]] = {
+    "points": ("f", "Pd"),
+    "states": ("f", "Md"),
+    "anchors": ("f", "Ed"),
+    "proposal_weights": ("f", "k"),
+    "proposal_means": ("f", "kd"),
+    "proposal_factors": ("f", "kdd"),
+    "proposal_checksum": ("f", "D"),
+    "proposal_count": ("i", ""),
+    "proposal_seed": ("i", ""),
+    "smooth": ("i", ""),
+    "local_start": ("f", "d"),
+    "leverage_anchor": ("f", "d"),
+    "leverage_factor": ("f", "dd"),
+    "step_states": ("f", "2Cd"),
+    "step_mean": ("f", "d"),
+    "step_factor": ("f", "dd"),
+    "step_leverage": ("f", ""),
+    "step_centre": ("f", "d"),
+    "step_hessian": ("f", "dd"),
+    "step_anchors": ("f", "Cd"),
+    "step_gradient": ("f", "Cd"),
+    "step_count": ("i", ""),
+    "step_size": ("f", ""),
+    "step_inertial": ("b", ""),
+    "step_correlation": ("f", ""),
+    "step_seed": ("i", ""),
+}
+MOST = {"P": 2**18, "M": 2**16, "E": 2**10, "C": 2**12, "k": 64}
+MOST_COUNTS = {"proposal_count": 2**18, "smooth": 2**10, "step_count": 64}
+
+
+def check_request(request: Request, dim: int) -> None:
+    """Refuse a request that is malformed, incomplete, or more work than any of ours.
+
+    Raises
+    ------
+    PolicyError
+        Before any row is looked at; it names the part.
+
+    Examples
+    --------
+    >>> check_request({"points": np.zeros((4, 3))}, dim=3)
+    >>> check_request({"points": np.zeros((4, 2))}, dim=3)
+    Traceback (most recent call last):
+    fald.core.errors.PolicyError: the part 'points' of a request does not have the shape of one
+    """
+    asked(request)
+    for name, array in request.items():
+        kind, shape = PARTS.get(name, ("", ""))
+        sizes = {"d": (dim, dim), "D": (2 * dim, 2 * dim), "2": (2, 2)}
+        bounds = [sizes.get(letter, (1, MOST.get(letter, 0))) for letter in shape]
+        fits = len(array.shape) == len(bounds) and all(a <= n <= b for n, (a, b) in zip(array.shape, bounds))
+        if not kind or array.dtype.kind != kind or not fits:
+            raise PolicyError(f"the part {name!r} of a request does not have the shape of one")
+        if name in MOST_COUNTS and not 0 <= int(array) <= MOST_COUNTS[name]:
+            raise PolicyError(f"the part {name!r} of a request asks for more than {MOST_COUNTS[name]:,}")
+    for start in ("proposal_", "step_", "leverage_"):
+        whole = {name for name in PARTS if name.startswith(start)}
+        if 0 < len(whole & set(request)) < len(whole):
+            raise PolicyError(f"parts {start}* of a request are missing")
+    if "smooth" in request and "proposal_seed" not in request:
+        raise PolicyError("a request smooths draws that it does not make")
+
+
 def answer_kinds(requests: Iterable[str]) -> list[str]:
     """Kinds of numbers, of ``fald.core.reveals.KINDS``, that some kinds of requests make a site send."""
     return sorted({kind for request in requests for kind, _ in ANSWERS[request].arrays.values()})
@@ -140,13 +207,12 @@ def check_answer(answer: Mapping[str, Array], dim: int) -> list[str]:
     PolicyError
         If an array is not declared, or has not the shape of its kind.
     """
-    declared = {name: each for a in ANSWERS.values() for name, each in a.arrays.items()}
     for name, array in answer.items():
-        if name not in declared:
+        if name not in ARRAYS:
             raise PolicyError(f"the array {name!r} of its answer is not declared")
-        kind, front = declared[name]
+        kind, front = ARRAYS[name]
         check_kind(kind, array, dim, front)
-    return sorted({declared[name][0] for name in answer})
+    return sorted({ARRAYS[name][0] for name in answer})
 
 
 def proposal_of(request: Request) -> tuple[Proposal, int, int]:

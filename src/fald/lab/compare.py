@@ -52,7 +52,7 @@ FEW_ROUND = "few-round"  # the default of a study, beside the methods that take 
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparePlan:
     """What to compare; checked by ``compare``.
 
     Attributes
@@ -156,7 +156,7 @@ def compare(
     data: FederatedData,
     *,
     folder: str | Path,
-    plan: Plan | None = None,
+    plan: ComparePlan | None = None,
     reference: str | Reference = "auto",
     resume: bool = False,
     report: Callable[[str], None] | None = None,
@@ -192,7 +192,7 @@ def compare(
     Interrupted
         On Ctrl-C; what was finished is kept.
     """
-    plan = Plan() if plan is None else plan
+    plan = ComparePlan() if plan is None else plan
     given = reference.name if isinstance(reference, Reference) else reference
     if not isinstance(reference, Reference) and reference not in ("auto", "nuts", "longest"):
         raise ConfigError(f"reference must be 'auto', 'nuts' or 'longest'; got {reference!r}")
@@ -248,7 +248,7 @@ class _Problem:
 class _Comparison:
     """One comparison: every method tuned, run and measured."""
 
-    def __init__(self, problem: _Problem, plan: Plan, pieces: Pieces, reference: str | Reference):
+    def __init__(self, problem: _Problem, plan: ComparePlan, pieces: Pieces, reference: str | Reference):
         self.problem, self.plan, self.pieces = problem, plan, pieces
         self.reference = reference if isinstance(reference, Reference) else self._reference(reference)
 
@@ -384,12 +384,12 @@ class _Comparison:
         return curve
 
 
-def grid(plan: Plan) -> list[int]:
+def grid(plan: ComparePlan) -> list[int]:
     """Rounds at which errors are measured.
 
     Examples
     --------
-    >>> grid(Plan(budget_rounds=640))
+    >>> grid(ComparePlan(budget_rounds=640))
     [10, 20, 40, 80, 160, 320, 640]
     """
     if plan.target_error is not None:
@@ -419,4 +419,4 @@ def _errors(flat: np.ndarray, point: bool, reference: Reference) -> dict[str, An
     return {"error": math.hypot(found["mean_error"], found["sd_error"] or 0.0), **found}
 
 
-__all__ = ["STEP_FACTORS", "Plan", "Reference", "compare", "grid"]
+__all__ = ["STEP_FACTORS", "ComparePlan", "Reference", "compare", "grid"]

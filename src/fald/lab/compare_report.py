@@ -8,7 +8,7 @@ from typing import Any
 
 from fald.core.errors import ConfigError
 from fald.core.files import write_atomically
-from fald.lab.compare import Plan, compare
+from fald.lab.compare import ComparePlan, compare
 from fald.report.lines import write_lines
 from fald.results.text import align, number
 from fald.study.precision import set_precision
@@ -22,7 +22,7 @@ _AXES = {
 _COMPACT = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
-def plan_of(study: Study, methods: str | None = None, **asked: Any) -> Plan:
+def plan_of(study: Study, methods: str | None = None, **asked: Any) -> ComparePlan:
     """What to compare on a study: what was asked for, the rest from its ``[sampler]``, if it has one."""
     if asked.get("budget_rounds") is not None and asked.get("target_error") is not None:
         raise ConfigError("give --budget-rounds or --target-error, not both")
@@ -35,10 +35,10 @@ def plan_of(study: Study, methods: str | None = None, **asked: Any) -> Plan:
     if sampler is not None:
         own = {name: getattr(sampler, name) for name in ("local_steps", "batch_size", "seed")}
     named = {} if methods is None else {"methods": tuple(m.strip() for m in methods.split(",") if m.strip())}
-    return Plan(**named, **own, **{k: v for k, v in asked.items() if v is not None})
+    return ComparePlan(**named, **own, **{k: v for k, v in asked.items() if v is not None})
 
 
-def run(study: Study, plan: Plan, out: Path, **options: Any) -> dict[str, Any]:
+def run(study: Study, plan: ComparePlan, out: Path, **options: Any) -> dict[str, Any]:
     """Compare methods on a study, and write ``comparison.json`` and three figures into a folder.
 
     Options are those of ``compare``; the precision is the study's.

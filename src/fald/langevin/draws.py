@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fald.core.version import __version__
-from fald.langevin.engine import Problem
+from fald.langevin.engine import Assignment
 from fald.langevin.guard import Guard
 from fald.results import kinds
 from fald.results.tree import posterior_groups, site_sizes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def build_tree(
-    problem: Problem,
+    problem: Assignment,
     records: list[Records],
     settings: dict[str, Any],
     *,
@@ -44,6 +44,8 @@ def build_tree(
     }
     if guard is not None:
         del stats["energy"]  # clients of a private run keep it
+        if guard.protection.view == "summed":  # ε is that of sums, which show nothing of a single client
+            stats["drift"] = (per_slot, np.full_like(stats["drift"][1], np.nan))
         stats["epsilon"] = (["draw"], np.array([guard.epsilon(int(r)) for r in joined.round]))
     groups["sample_stats"] = xr.Dataset(stats, base)
     groups["constant_data"] = site_sizes(data.names, data.sizes)

@@ -7,18 +7,20 @@ from typing import Any
 import numpy as np
 
 from fald.core.errors import PrivacyError
-from fald.langevin.engine import Problem
+from fald.langevin.engine import Assignment
+from fald.langevin.fald import private
+from fald.langevin.safety import as_used
 from fald.privacy.accountant import Ledger
 from fald.privacy.protection import Protection, bounded_sensitivity
 from fald.privacy.settings import RunSettings
 from fald.privacy.statements import Statement, statement
-from fald.settings.fald import Setting, method_settings
+from fald.settings.fald import Setting
 
 _MOST_READINGS = 40
 
 
 def settings_of_run(
-    problem: Problem, num_rounds: int, sensitivity: float | None, lost_rounds: int = 0
+    problem: Assignment, num_rounds: int, sensitivity: float | None, lost_rounds: int = 0
 ) -> RunSettings:
     """The privacy-relevant settings of a sampling problem.
 
@@ -30,12 +32,12 @@ def settings_of_run(
     if not {"step_size", "clip_norm", "noise"} <= set(method):
         raise PrivacyError(f"there is no privacy accounting for the method {about.name!r}", hint="use FA-LD")
     steps = num_rounds * int(method["local_steps"])
-    step_size: Any = about.step_size
-    if callable(step_size):
-        schedule = np.array([step_size(k) for k in range(steps)], float)
+    own = as_used(private(problem.method))
+    step_size: Any = own.pop("step_size")
+    if callable(about.step_size):
+        schedule = np.array([about.step_size(k) for k in range(steps)], float)
         # first, so that any number of rounds after the lost ones is charged with them
         step_size = np.append(np.full(lost_rounds * int(method["local_steps"]), schedule.max()), schedule)
-    own = {name: method[name] for name in method_settings() if name != "step_size"}
     return RunSettings.of(
         Setting(step_size=1.0, participation=problem.participation, **own),
         sensitivity=sensitivity,
@@ -58,7 +60,7 @@ class Guard:
         If the run gives no privacy, or not even one round fits the budget.
     """
 
-    def __init__(self, protection: Protection, problem: Problem, num_rounds: int, lost_rounds: int = 0):
+    def __init__(self, protection: Protection, problem: Assignment, num_rounds: int, lost_rounds: int = 0):
         self.protection, self.problem, self.lost_rounds = protection, problem, lost_rounds
         stated = protection.sensitivity
         own = bounded_sensitivity(problem.model, problem.data) if stated is None else stated

@@ -44,7 +44,9 @@ def injected(
     if uses_shared:
         total += (scale * correlation) * normals(local.shared_key, step, dim)
     if uses_own:
-        total += (scale * jnp.sqrt((1 - correlation**2) * variance)) * normals(local.own_key, step, dim)
+        # as a product, because 1 − ρ² would lose its digits near ρ = 1
+        own = jnp.sqrt((1 - correlation) * (1 + correlation) * variance)
+        total += (scale * own) * normals(local.own_key, step, dim)
     return total
 
 

@@ -177,7 +177,8 @@ def _filled(value: Any) -> Any:
     return {k: _filled(v) for k, v in value.items() if v != {}} if isinstance(value, Mapping) else value
 
 
-def _environment(*, html: bool) -> Any:
+def environment(*, html: bool) -> Any:
+    """Where the templates are, and how they are filled."""
     import jinja2
 
     return jinja2.Environment(
@@ -194,7 +195,7 @@ def html(document: Mapping[str, Any], tree: xr.DataTree) -> str:
     from markupsafe import Markup
 
     drawn = figures(document, tree)
-    template = _environment(html=True).get_template("report.html")
+    template = environment(html=True).get_template("report.html")
     return template.render(
         **_context(document),
         show=partial(_marked, document),
@@ -220,7 +221,7 @@ def _drawn(plots: Mapping[str, Plot], name: str, words: str) -> str:
 def markdown(document: Mapping[str, Any]) -> str:
     """The same words and numbers as Markdown, without figures."""
     text = (
-        _environment(html=False)
+        environment(html=False)
         .get_template("report.md")
         .render(**_context(document), show=partial(_shown, document), cell=_cell)
     )

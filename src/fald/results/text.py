@@ -46,6 +46,24 @@ def align(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
+def csv_text(frame: pd.DataFrame) -> str:
+    """A table as CSV in which no cell is a formula for a spreadsheet.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> print(csv_text(pd.DataFrame({"=1+1": ["@x", "y"]})), end="")
+    ,'=1+1
+    0,'@x
+    1,y
+    """
+
+    def plain(cell: Any) -> Any:
+        return f"'{cell}" if isinstance(cell, str) and cell[:1] in tuple("=+-@\t\r") else cell
+
+    return frame.map(plain).rename(columns=plain, index=plain).to_csv()
+
+
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """A table as a list of plain mappings; missing numbers become null."""
     out = []

@@ -12,8 +12,8 @@ from fald.calculus.sums import MAX_DIM as LARGEST_PLANNED
 from fald.core.checks import check_count
 from fald.core.errors import ConfigError
 from fald.fewround.exchange import Exchange
-from fald.fewround.fit import FewRoundSettings, few_rounds, tolerance_of
-from fald.fewround.methods import FIT_METHODS, FitMethod
+from fald.fewround.fit import choose, few_round_settings, few_rounds, tolerance_of
+from fald.fewround.methods import FitMethod
 from fald.langevin.sampling import sample
 from fald.problem.data import FederatedData
 from fald.problem.model import Model, check_model
@@ -22,8 +22,6 @@ from fald.runtime.journal import Journal
 
 if TYPE_CHECKING:
     import xarray as xr
-
-MAX_DIM = 1000  # parameters up to which few rounds are enough; their matrices take memory
 
 
 def fit(
@@ -111,48 +109,12 @@ def fit(
     if chosen == "fa-ld":
         tree = _langevin(rng_key, model, data, tolerance, **how)
     else:
-        settings = FewRoundSettings(chosen, tolerance, max_rounds, curvature, go_on=method == "auto")
+        settings = few_round_settings(
+            model, accuracy=accuracy, max_rounds=max_rounds, method=method, curvature=curvature
+        )
         tree = few_rounds(rng_key, model, data, settings, exchange=exchange, **how)
     tree.attrs["chosen"] = why
     return tree
-
-
-def choose(model: Model, method: FitMethod = "auto", *, curvature: bool = True) -> tuple[str, str]:
-    """Which method ``fald.fit`` uses, and why, in a sentence.
-
-    Raises
-    ------
-    ConfigError
-        If the method that was asked for cannot do what was asked of it.
-
-    Examples
-    --------
-    >>> import fald
-    >>> choose(fald.models.logistic_regression(2000))
-    ('fa-ld', 'plain FA-LD, because the model has 2001 parameters, more than 1000')
-    """
-    if method not in FIT_METHODS:
-        raise ConfigError(
-            f"method must be one of {', '.join(FIT_METHODS)}; got {method!r}", hint="auto is usual"
-        )
-    if method == "fa-ld":
-        return "fa-ld", "plain FA-LD, as asked for"
-    if model.dim > MAX_DIM:
-        found = f"the model has {model.dim} parameters, more than {MAX_DIM}"
-        if method != "auto":
-            raise ConfigError(f"method {method!r} cannot be used: {found}", hint="use method='fa-ld'")
-        return "fa-ld", f"plain FA-LD, because {found}"
-    if method == "corrected":
-        if not curvature:
-            raise ConfigError("method 'corrected' needs Hessians", hint="use method='importance'")
-        return "corrected", "corrected Langevin dynamics, as asked for"
-    if method == "importance":
-        return "importance", "adaptive importance sampling, as asked for"
-    kind = "" if curvature else ", by gradients because Hessians may not leave"
-    return "importance", (
-        f"adaptive importance sampling, because likelihoods are exact, all sites take part and "
-        f"{model.dim} parameters are few{kind}"
-    )
 
 
 def _langevin(rng_key, model: Model, data: FederatedData, tolerance: float, **how: Any) -> xr.DataTree:

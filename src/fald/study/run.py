@@ -16,7 +16,7 @@ import numpy as np
 from fald.core.errors import DiagnosticsError, FaldError, NonFiniteError, StorageError
 from fald.core.files import sole_owner, write_atomically
 from fald.fewround.exchange import InProcessExchange
-from fald.fewround.fit import tolerance_of
+from fald.fewround.fit import MAX_DIM, tolerance_of
 from fald.langevin.sampling import sample
 from fald.planner import foresee
 from fald.problem.data import FederatedData
@@ -26,7 +26,7 @@ from fald.results.kinds import kind_of
 from fald.results.tree import save, settings_of
 from fald.runtime.checkpoint import Checkpoint
 from fald.runtime.journal import Journal
-from fald.study.fit import MAX_DIM, fit
+from fald.study.fit import fit
 from fald.study.folder import check_folder
 from fald.study.precision import set_precision
 from fald.study.schema import Study

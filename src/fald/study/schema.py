@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from fald.core.errors import ConfigError
+from fald.core.errors import ConfigError, printable
 from fald.core.types import float_dtype
 from fald.fewround.methods import FitMethod
 from fald.langevin.method import Method
@@ -254,6 +254,11 @@ class Study(_Section):
     privacy: PrivacySection | None = None
     federation: FederationSection = Field(default_factory=FederationSection)
     folder: str = "."
+
+    @field_validator("title")
+    @classmethod
+    def _plain_title(cls, title: str) -> str:
+        return printable(title)
 
     @model_validator(mode="after")
     def _one_way(self):

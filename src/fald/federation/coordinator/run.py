@@ -44,7 +44,7 @@ def run_federated(
     opened: list[Federation] = []
 
     def remote() -> Remote:
-        federation = Federation(link, study, _run_id(out, resume))
+        federation = Federation(link, study, _run_id(out, resume), kept=out / "passed.bin")
         opened.append(federation)
         how: dict[str, Any] = (
             {"exchange": RemoteExchange(federation)}
@@ -112,6 +112,7 @@ def _run_id(out: Path, resume: bool) -> str:
     if resume and path.exists():
         return str(json.loads(path.read_text())["run"])
     name = secrets.token_hex(8)
+    (out / "passed.bin").unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps({"run": name}).encode())
     return name

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.core.errors import ConfigError, FederationError, PolicyError
+from fald.core.errors import ConfigError, FederationError, PolicyError, printable
+from fald.core.files import write_atomically
 from fald.core.reveals import KINDS
 from fald.core.version import __version__
 from fald.federation import wire
 from fald.federation.link import Arrival, Link
 from fald.federation.secure.session import FEWEST_SITES, unmask_sum
-from fald.federation.wire import PREPARED, PROTOCOL
+from fald.federation.wire import PASSED, PREPARED, PROTOCOL
 from fald.problem.data import FederatedData
 from fald.study.schema import FederationSection, Study
 
@@ -58,6 +60,8 @@ class Federation:
         Name of the run, 16 hexadecimal digits, the same when it is resumed.
     tell
         Called with a line of news.
+    kept
+        File for what the sites are shown of the latest round, so that a resumed run can show it; None: none.
 
     Attributes
     ----------
@@ -67,11 +71,18 @@ class Federation:
         Whether uploads that are sums go through the secure sum.
     """
 
-    def __init__(self, link: Link, study: Study, run: str, tell: Callable[[str], None] = lambda line: None):
+    def __init__(
+        self, link: Link, study: Study, run: str, tell: Callable[[str], None] = lambda line: None,
+        *, kept: Path | None = None,
+    ):  # fmt: skip
         self.link, self.study, self.run = link, study, run
         self.options: FederationSection = study.federation
         self.session = secrets.token_hex(8)
-        self._tell = tell
+        self._tell, self._kept = tell, kept
+        self._passed: tuple[int, dict[str, Array]] = (0, {})
+        if kept is not None and kept.exists():
+            stored = wire.unpack(kept.read_bytes())
+            self._passed = (stored.values["round"], stored.arrays)
         self._status: dict[str, dict[str, Any]] = {}
         self.dropouts: list[dict[str, Any]] = []
         self.names = sorted(link.names)
@@ -82,6 +93,7 @@ class Federation:
         self.offers = self._offered(opened)
         self.hellos = {name: m.values["hello"] for name, m in opened.items()}
         self.sizes = [int(n) for n in self.data.sizes]
+        self.audited = any(m.values.get("audits") is True for m in opened.values())
 
     def _offered(self, opened: Mapping[str, wire.Message]) -> dict[str, Array]:
         """What the sites send before the first round: by name, sites in front."""
@@ -134,6 +146,7 @@ class Federation:
         tree["data"] = {k: v for k, v in tree["data"].items() if k not in ("file", "files", "site")}
         tree = {k: v for k, v in tree.items() if k not in ("folder", "federation")}
         values = {"version": __version__, "study": tree, "secure": self.secure, **self._ids()}
+        values["names"] = self.names
         message = wire.pack("open", values)
         arrivals = self.link.send(dict.fromkeys(self.names, message), timeout=_OPENING)
         opened = {name: self._read(name, arrival, wire.MOST_BYTES) for name, arrival in arrivals.items()}
@@ -143,8 +156,8 @@ class Federation:
                 raise FederationError(f"site {name!r} gives no number of rows")
         return opened
 
-    def begin(self, arrays: Mapping[str, Array] | None = None) -> None:
-        """Tell all sites of each other, and what they sent beforehand; ``arrays`` are where chains start."""
+    def begin(self) -> None:
+        """Tell all sites of each other, and what they sent beforehand."""
         values = {
             "names": self.names,
             "sizes": self.sizes,
@@ -153,7 +166,7 @@ class Federation:
             **self._ids(),
         }
         told = {PREPARED + name: a for name, a in self.offers.items()}
-        message = wire.pack("begin", values, {**(arrays or {}), **told})
+        message = wire.pack("begin", values, told)
         arrivals = self.link.send(dict.fromkeys(self.names, message), timeout=_OPENING)
         for name, arrival in arrivals.items():
             self._same(name, self._read(name, arrival, _SPARE_BYTES), {})
@@ -161,6 +174,14 @@ class Federation:
     def end(self) -> None:
         """Let the sites forget the keys of the run; a site that is gone keeps them until the next one."""
         self.link.send(dict.fromkeys(self.names, wire.pack("end", self._ids())), timeout=10.0)
+
+    def pass_on(self, number: int, arrays: Mapping[str, Array]) -> None:
+        """Keep what a round gave, as sites that audit will see it with the next request."""
+        if not self.audited:
+            return
+        self._passed = (number, {PASSED + name: a for name, a in arrays.items()})
+        if self._kept is not None:
+            write_atomically(self._kept, wire.pack("passed", {"round": number}, self._passed[1]))
 
     def replies(self) -> dict[str, dict[str, Any]]:
         """How the sites answered in the latest round."""
@@ -191,6 +212,8 @@ class Federation:
             Bytes that a reply may have, a little more is let through.
         """
         names = self.names if among is None else sorted(among)
+        if self._passed[0] == number - 1:
+            arrays = {**arrays, **self._passed[1]}
         arrived: dict[str, dict[str, Array]] = {}
         self._status = {}
         for attempt in range(1, self._attempts() + 1):
@@ -313,13 +336,18 @@ def check_arrays(arrays: Mapping[str, Array], wanted: Mapping[str, tuple[tuple[i
         raise FederationError("its reply does not have the shapes that were asked for")
 
 
+def masked_uploads(replies: Replies) -> dict[str, Array]:
+    """All masked uploads of a round, sites in front: singly they tell nothing."""
+    return {"masked": np.stack([arrays["masked"] for arrays in replies.arrays.values()])}
+
+
 def masked_sum(replies: Replies) -> Array:
     """The sum of masked uploads."""
     return unmask_sum([arrays["masked"] for arrays in replies.arrays.values()])
 
 
 def _text(message: wire.Message, key: str) -> str:
-    return " ".join(str(message.values.get(key, "")).split())[:500]
+    return printable(" ".join(str(message.values.get(key, "")).split()))[:500]
 
 
 def _described(opened: Mapping[str, wire.Message], study: Study) -> FederatedData:

@@ -17,6 +17,7 @@ upload has one more entry, 1, and the sum of these must be the number of sites.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ from fald.federation.secure.fixed_point import (
 )
 from fald.federation.secure.identity import Identity, check_public, check_signature
 
-__all__ = ["FEWEST_SITES", "Identity", "Session", "check_shares", "fixed_point_sum", "unmask_sum"]
+__all__ = ["FEWEST_SITES", "Identity", "Session", "check_shares", "fixed_point_sum", "split", "unmask_sum"]
 
 PROTOCOL = "fald secure sum 1"
 FEWEST_SITES = 3
@@ -394,6 +395,29 @@ def unmask_sum(uploads: Sequence[NDArray[np.uint64]]) -> NDArray[np.float64]:
         return decode(words[:, :-1])
     except NonFiniteError as error:
         raise SecureSumError(f"an upload is wrong: {error.message}") from error
+
+
+def split(flat: NDArray[np.float64], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, NDArray[np.float64]]:
+    """Arrays by name out of one, in which they follow each other in the order of their names.
+
+    Raises
+    ------
+    SecureSumError
+        If they do not fill it.
+
+    Examples
+    --------
+    >>> split(np.arange(3.0), {"b": (2,), "a": ()})["b"].tolist()
+    [1.0, 2.0]
+    """
+    if sum(math.prod(shape) for shape in shapes.values()) != len(flat):
+        raise SecureSumError("a sum does not have the shapes of its terms")
+    out, place = {}, 0
+    for name in sorted(shapes):
+        size = math.prod(shapes[name])
+        out[name] = flat[place : place + size].reshape(shapes[name])
+        place += size
+    return out
 
 
 def _introduction(run: str, name: str, key: bytes) -> bytes:

@@ -19,9 +19,10 @@ from fald.core.errors import FederationError, PrivacyError
 from fald.core.files import damaged, write_atomically
 from fald.federation.site.ledger import Ledger
 from fald.langevin.fald import FALD, private
+from fald.langevin.safety import as_used
 from fald.privacy import RunSettings, step_noise
 from fald.privacy.rounds import ClientLedger
-from fald.settings.fald import Setting, method_settings
+from fald.settings.fald import Setting
 from fald.settings.participation import full
 from fald.study.schema import PrivacySection, SamplerSection, Study
 
@@ -64,8 +65,8 @@ class Account:
         self._delta, self._planned, self._max_epsilon = delta, planned, max_epsilon
         self._paid = ledger.charged(run).rounds
 
-    def begin(self) -> None:
-        """Charge for the whole study, or for as much as its own limit allows.
+    def begin(self) -> float:
+        """Charge for the whole study, or for as much as its own limit allows; ε charged so far.
 
         Raises
         ------
@@ -75,9 +76,10 @@ class Account:
         if self._paid == 0 and not self._path.exists():
             self._count(0)  # before the charge: a crash in between costs nothing
         self._charge(max(self._paid, self._affordable(self._planned)))
+        return self._ledger.charged(self._run).epsilon
 
-    def pay(self, releases: int) -> None:
-        """Count releases that are about to be made, after they are charged.
+    def pay(self, releases: int) -> float:
+        """Count releases that are about to be made, after they are charged; ε charged so far.
 
         Raises
         ------
@@ -89,6 +91,7 @@ class Account:
             more = max(used, self._paid + max(1, self._planned // _MORE))
             self._charge(max(used, self._affordable(more)))
         self._count(used)
+        return self._ledger.charged(self._run).epsilon
 
     @property
     def used(self) -> int:
@@ -133,7 +136,7 @@ def open_account(
     site: int,
     *,
     sensitivity: float | None = None,
-    summed: bool = False,
+    colluders: int | None = None,
 ) -> Account:
     """The account of a site for a private study of plain FA-LD.
 
@@ -149,8 +152,9 @@ def open_account(
         Rows of all sites, and which of them this one is.
     sensitivity
         Δ where the model bounds gradients by declared feature bounds; not needed with ``clip-norm``.
-    summed
-        Whether only sums over sites are seen.
+    colluders
+        Sites that may give their noise away, where only sums over sites are seen; None: this site counts on
+        its own noise alone, whatever the others say of themselves.
 
     Raises
     ------
@@ -159,24 +163,25 @@ def open_account(
 
     Notes
     -----
-    All releases count as made with the largest step of a schedule, and as if chance had no part in who is
-    asked, so the site's ε may exceed that of the coordinator's statement.
+    All releases count as made with the first step of a schedule, which only falls, and as if chance had no
+    part in who is asked, so the site's ε may exceed that of the coordinator's statement.
     """
     asked, sampler, method = private_parts(study)
     part = None if sampler.participation == "full" else sampler.arguments()["participation"]
+    alone = colluders is None or colluders >= len(sizes) - 1
+    shared = 0 if alone or colluders is None else colluders
     share = 1.0 if part is None else part.num_participants / len(sizes)
 
     def cost(releases: int) -> float:
         if releases == 0:
             return 0.0
-        own = {name: getattr(method, name) for name in method_settings() if name != "step_size"}
         settings = RunSettings.of(
-            Setting(step_size=_largest_step(method), participation=part or full(), **own),
+            Setting(participation=part or full(), **as_used(method)),
             sensitivity=sensitivity,
             sizes=list(sizes),
             num_rounds=releases,
         )
-        noise = step_noise(settings, view="summed" if summed else "server")
+        noise = step_noise(settings, view="server" if alone else "summed", num_colluders=shared)
         # whoever asks knows that the site takes part: chance does not count
         own = ClientLedger(
             noise,
@@ -246,9 +251,3 @@ def check_weights(study: Study, sizes: Sequence[int], site: int, weights: ArrayL
             "the coordinator's weights are not those that the privacy of the study rests on"
         )
     return int(taking.sum())
-
-
-def _largest_step(method: FALD) -> float:
-    """The step size of a run, or the first of a decay: a coordinator may ask early rounds again."""
-    step = method.step_size
-    return float(step(0)) if callable(step) else float(step)

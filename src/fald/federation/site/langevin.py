@@ -17,9 +17,13 @@ from fald.core.files import pack, unpack, write_atomically
 from fald.core.keys import chain_key
 from fald.core.reveals import check_upload
 from fald.core.types import PyTree, float_dtype
+from fald.federation import wire
+from fald.federation.site.audit import next_broadcast
 from fald.langevin.client import Setup, Visit, client_round
+from fald.langevin.fald import private
 from fald.langevin.inprocess import as_device
 from fald.langevin.method import Method, Upload
+from fald.langevin.safety import check_noise
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.runtime.compiler import options
@@ -40,12 +44,15 @@ class Task(NamedTuple):
         Leaves of the broadcast, chains in front.
     saved
         Round that the coordinator has saved: memory of earlier rounds is no longer needed.
+    own
+        Root of what only this site draws; that of everybody in a run that is not private.
     """
 
     round: int
     weight: Array
     leaves: list[Array]
     saved: int
+    own: Array
 
 
 class LangevinSite:
@@ -59,8 +66,8 @@ class LangevinSite:
         This site's rows.
     client, sizes
         Place of this site among all, and everybody's rows.
-    roots
-        Key that anybody may know, and that of what only this site may know.
+    root
+        Key that anybody may know.
     start
         (chains, dim) positions at which the chains start.
     folder
@@ -75,12 +82,12 @@ class LangevinSite:
         rows: FederatedData,
         client: int,
         sizes: list[int],
-        roots: tuple[Array, Array],
+        root: Array,
         start: Array,
         folder: Path,
     ):
         self._folder = folder
-        self._roots = tuple(jnp.asarray(root, jnp.uint32) for root in roots)
+        self._method, self._root = method, jnp.asarray(root, jnp.uint32)
         self._rows = Rows(
             jax.tree.map(as_device, rows.rows),
             jnp.asarray(0, jnp.int32),
@@ -93,9 +100,10 @@ class LangevinSite:
         self._run = _compile(setup, sizes[client], len(start), str(float_dtype()))
         positions = jnp.asarray(start, float_dtype())
         server, self._start = jax.vmap(method.init)(positions)
-        self._message = jax.eval_shape(jax.vmap(method.broadcast), server)
+        self._message = jax.vmap(method.broadcast)(server)
         self._chains, self._dim = len(start), model.dim
         self._reveals = method.about.reveals
+        self.kinds = self._reveals.uploads
         self._memory: tuple[int, PyTree] | None = None
 
     def answer(self, task: Task) -> Upload:
@@ -106,12 +114,12 @@ class LangevinSite:
         PolicyError
             If the upload is not what the method declares.
         """
-        message = self._read(task)
+        message = jax.tree.unflatten(jax.tree.structure(self._message), list(map(jnp.asarray, task.leaves)))
         memory = self._recall(task)
         upload, memory = self._run(
             self._rows,
             self._numbers,
-            self._roots,
+            (self._root, jnp.asarray(task.own, jnp.uint32)),
             (self._client, jnp.asarray(task.round, jnp.int32)),
             each=(jnp.asarray(task.weight, float_dtype()), message, memory),
         )
@@ -121,15 +129,41 @@ class LangevinSite:
         self._keep(task, memory)
         return upload
 
-    def _read(self, task: Task) -> PyTree:
-        expected, structure = jax.tree.flatten(self._message)
-        shapes = [(leaf.shape, leaf.dtype) for leaf in expected]
-        if [(a.shape, a.dtype) for a in task.leaves] != shapes or task.weight.shape != (self._chains,):
-            raise FederationError(
-                "the coordinator's message does not fit the study",
-                hint="the same version of fald is needed at all sites",
-            )
-        return jax.tree.unflatten(structure, [jnp.asarray(a) for a in task.leaves])
+    def check_noise(self, number: int, weight: Array, leaves: list[Array]) -> None:
+        """Refuse a private round whose noise would not be the one accounted for."""
+        entering, method = float(np.max(weight, initial=0.0)), private(self._method)
+        if entering > 0:
+            largest = max(float(np.max(np.abs(a), initial=0.0)) for a in leaves)
+            share = float(self._rows.size) / float(self._rows.total)
+            check_noise(method, share, entering, largest, (number - 1) * method.local_steps)
+
+    @property
+    def start(self) -> list[Array]:
+        """The broadcast of the first round."""
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(self._message)]
+
+    def after(self, root: Array, number: int, total: Array) -> list[Array]:
+        """The broadcast of a round, given the sum of all uploads of the round before."""
+        made = next_broadcast(self._method, root, number, self.start[0], total)
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(made)]
+
+    def read(self, message: wire.Message) -> list[Array]:
+        """The leaves of a broadcast, if they have the shapes of the study's.
+
+        Raises
+        ------
+        FederationError
+            If they have not.
+        """
+        found = [a for name, a in message.arrays.items() if name.startswith("leaf_")]
+        expected = [(leaf.shape, leaf.dtype) for leaf in self.start]
+        names = {f"leaf_{i}" for i in range(len(expected))}
+        if names != {n for n in message.arrays if n.startswith("leaf_")} or len(found) != len(expected):
+            raise _unfit()
+        leaves = [message.arrays[f"leaf_{i}"] for i in range(len(expected))]
+        if [(a.shape, a.dtype) for a in leaves] != expected:
+            raise _unfit()
+        return leaves
 
     def _recall(self, task: Task) -> PyTree:
         """Memory as it was before the round."""
@@ -160,6 +194,13 @@ class LangevinSite:
 
     def _path(self, round_number: int) -> Path:
         return self._folder / f"memory-{round_number:09d}.npz"
+
+
+def _unfit() -> FederationError:
+    return FederationError(
+        "the coordinator's message does not fit the study",
+        hint="the same version of fald is needed at all sites",
+    )
 
 
 @functools.lru_cache(maxsize=32)

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fald.core.errors import ConfigError, PolicyError
+from fald.federation.secure.session import FEWEST_SITES
 from fald.fewround.methods import FIT_METHODS
 from fald.langevin.registry import METHODS, reveals_of
 from fald.problem.families import FAMILIES
@@ -43,10 +44,12 @@ class Proposal:
         Whether second derivatives over the site's rows leave the site.
     secure_sum
         Whether all uploads go through a secure sum.
-    rounds, chains
-        The most rounds it may take, and the chains that advance in each.
+    rounds, chains, local_steps
+        The most rounds it may take, the chains that advance in each, and the steps of each chain.
+    sites
+        How many sites the federation has.
     rows
-        Rows of this site. Used at the site only.
+        Rows of this site; 0 before they were looked at. Used at the site only.
     dim
         Number of parameters of the model.
     sums, declared
@@ -65,8 +68,10 @@ class Proposal:
     secure_sum: bool
     rounds: int
     chains: int
-    rows: int
+    rows: int = 0
     dim: int = 0
+    local_steps: int = 1
+    sites: int = 0
     epsilon: float | None = None
     delta: float | None = None
     sums: bool = True
@@ -93,6 +98,7 @@ class PrivacyPolicy(_Section):
     required: bool = False
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    colluders: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -107,6 +113,8 @@ class PrivacyPolicy(_Section):
     def _together(self):
         if self.max_epsilon is not None and self.delta is None:
             raise ValueError("'max-epsilon' needs 'delta', at which it holds")
+        if self.required and self.max_epsilon is None:
+            raise ValueError("'required' needs 'max-epsilon': a study may promise an ε of any size")
         return self
 
 
@@ -131,9 +139,13 @@ class Policy(_Section):
     allowed_methods: list[str] | None = None
     minimum_rows: Annotated[int, Field(ge=1)] = 1
     curvature: bool = True
-    unsummed: bool = True
-    max_rounds: Annotated[int, Field(ge=1)] | None = None
-    max_chains: Annotated[int, Field(ge=1)] | None = None
+    unsummed: bool | None = None
+    audit: bool = True
+    allowed_subsets: list[list[str]] = Field(default_factory=list)
+    max_rounds: Annotated[int, Field(ge=1)] = 100_000
+    max_chains: Annotated[int, Field(ge=1)] = 1_000
+    max_local_steps: Annotated[int, Field(ge=1)] = 10_000
+    max_failed_opens: Annotated[int, Field(ge=1)] = 20
     privacy: PrivacyPolicy = Field(default_factory=PrivacyPolicy)
 
     @field_validator("allowed_models", "allowed_methods")
@@ -149,7 +161,7 @@ class Policy(_Section):
         return names
 
     def check(self, task: Proposal) -> None:
-        """Refuse a study that the policy does not allow.
+        """Refuse a study that the policy does not allow, whatever the rows are.
 
         Parameters
         ----------
@@ -167,6 +179,11 @@ class Policy(_Section):
                 "the site refuses the study: " + "; ".join(refused),
                 hint="change the study, or ask the site to change its policy",
             )
+
+    def check_rows(self, task: Proposal) -> None:
+        """Refuse a study that asks for fewer rows than the site wants to have."""
+        if task.rows < self.minimum_rows:
+            raise PolicyError("it has fewer rows than it wants to have to take part (minimum-rows)")
 
     def warnings(self, task: Proposal) -> list[str]:
         """What the people at the site should know before they take part."""
@@ -189,10 +206,13 @@ class Policy(_Section):
             found.append(f"the model {task.family!r} (allowed-models)")
         if self.allowed_methods is not None and not self._allows_method(task.method):
             found.append(f"the method {task.method!r} (allowed-methods)")
-        if self.max_rounds is not None and task.rounds > self.max_rounds:
-            found.append(f"{task.rounds} rounds, more than {self.max_rounds} (max-rounds)")
-        if self.max_chains is not None and task.chains > self.max_chains:
-            found.append(f"{task.chains} chains, more than {self.max_chains} (max-chains)")
+        for asked, most, what in (
+            (task.rounds, self.max_rounds, "rounds"),
+            (task.chains, self.max_chains, "chains"),
+            (task.local_steps, self.max_local_steps, "local-steps"),
+        ):
+            if asked > most:
+                found.append(f"{asked} {what.replace('-', ' ')}, more than {most} (max-{what})")
         return found
 
     def _allows_method(self, method: str) -> bool:
@@ -204,8 +224,6 @@ class Policy(_Section):
 
     def _refused_uploads(self, task: Proposal) -> list[str]:
         found = []
-        if task.rows < self.minimum_rows:
-            found.append("it has fewer rows than it wants to have to take part (minimum-rows)")
         if not task.declared:
             found.append(f"the method {task.method!r}, which does not declare what it sends (reveals)")
         if task.secure_sum and not task.sums:
@@ -215,7 +233,9 @@ class Policy(_Section):
         declared = not task.few_round and task.method in METHODS and reveals_of(task.method).curvature
         if (task.curvature or declared) and not self.curvature:
             found.append("second derivatives over its rows (curvature)")
-        if not task.secure_sum and not self.unsummed:
+        # of two sites each knows the other's part of a sum, so that a secure sum hides nothing
+        unsummed = task.sites < FEWEST_SITES if self.unsummed is None else self.unsummed
+        if not task.secure_sum and not unsummed:
             found.append("uploads that do not go through a secure sum (unsummed)")
         return found
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,14 +20,17 @@ from fald.core.errors import FederationError, PolicyError
 from fald.core.files import write_atomically
 from fald.core.reveals import check_preparation, shows_curvature
 from fald.federation import wire
-from fald.federation.secure.session import Identity, Session, check_shares
+from fald.federation.secure.session import Identity, Session, check_shares, split, unmask_sum
 from fald.federation.site.account import Account, check_weights, open_account
+from fald.federation.site.answers import Answered, Answers, Last
+from fald.federation.site.audit import FewRoundAudit, digest_of, public_root, same, start_of
 from fald.federation.site.langevin import LangevinSite, Task
 from fald.federation.site.ledger import Ledger
 from fald.federation.site.policy import Policy
-from fald.federation.wire import PREPARED
+from fald.federation.wire import PASSED, PREPARED
 from fald.fewround.methods import requests_of
-from fald.fewround.site import ANSWERS, answer, asked, check_answer, expand
+from fald.fewround.rounding import rounded
+from fald.fewround.site import ANSWERS, ARRAYS, Answer, answer, asked, check_answer, check_request, expand
 from fald.langevin.fald import private
 from fald.privacy.protection import bounded_sensitivity
 from fald.problem.data import FederatedData
@@ -32,6 +38,7 @@ from fald.problem.model import Model
 from fald.study.schema import Study
 
 Array = NDArray[Any]
+UNSAID = "its rows or settings do not fit the study, or cannot be evaluated"
 
 
 class Owner(NamedTuple):
@@ -43,60 +50,95 @@ class Owner(NamedTuple):
     policy: Policy
 
 
-class Last(NamedTuple):
-    """The request answered last: all its bytes and its task by their hashes, and the reply."""
+class Frozen(NamedTuple):
+    """What a run is, from its first opening on: whatever asks under its id for something else is refused.
 
-    round: int
-    attempt: int
-    digest: bytes
-    task: bytes
-    reply: bytes
+    Attributes
+    ----------
+    study
+        Hash of the study, but for its title and its number of rounds.
+    names, secure
+        The sites of the run, and whether a secure sum carries their uploads.
+    sizes
+        Rows of each site; empty before they were told of each other.
+    fingerprint
+        Of this site's rows.
+    secret
+        Root of what only this site may know; a round that is asked again after a crash gets the same noise.
+    """
+
+    study: str
+    names: list[str]
+    secure: bool
+    sizes: list[int]
+    fingerprint: str
+    secret: str
+
+    def save(self, folder: Path) -> None:
+        """Write it where only its owner reads."""
+        path = folder / "run.json"
+        path.touch(mode=0o600, exist_ok=True)
+        write_atomically(path, json.dumps(self._asdict()).encode())
+        path.chmod(0o600)
+
+    @classmethod
+    def read(cls, folder: Path) -> Frozen | None:
+        """What is known of a run; None: nothing."""
+        path = folder / "run.json"
+        return cls(**json.loads(path.read_text())) if path.exists() else None
+
+
+def study_digest(tree: Mapping[str, Any]) -> str:
+    """A hash of what a study asks; a run may go on for more rounds under the same id."""
+    sampler = {k: v for k, v in (tree.get("sampler") or {}).items() if k != "num-rounds"}
+    rest = {k: v for k, v in tree.items() if k not in ("title", "sampler")}
+    return hashlib.sha256(json.dumps([rest, sampler], sort_keys=True).encode()).hexdigest()
 
 
 class SiteRun:
     """One run at one site: its rows, its keys, and what it has answered."""
 
     def __init__(self, site: Owner, folder: Path, about: dict[str, Any], study: Study, data: FederatedData):
+        frozen = Frozen.read(folder)
+        assert frozen is not None
         self.site, self.folder, self.about, self.study, self.data = site, folder, about, study, data
+        self.frozen: Frozen = frozen
         self.model: Model = study.build_model(data.features)
         # of a method that is carried out in rounds of its own; requests are declared one by one
         self.reveals = None if study.sampler is None else study.sampler.build_method().about.reveals
         self.hello: dict[str, str] = {}
+        self.answers = Answers(folder)
+        self.left: dict[str, int] = {}  # kinds of numbers that the last answer made leave, and how many
+        self.epsilon: float | None = None  # charged so far
         self._session: Session | None = None
         self._rows: Site | None = None
         self._langevin: LangevinSite | None = None
-        self._last: Last | None = None
         self._account: Account | None = None
+        self._audit = None if study.sampler is not None else FewRoundAudit(study.fit, self.model, folder)
 
     def introduce(self) -> None:
-        """Make the keys of the session, and write down what the run is."""
-        known = {key: self.about[key] for key in ("run", "fingerprint")}
-        write_atomically(self.folder / "run.json", json.dumps(known).encode())
-        (self.folder / "last.bin").unlink(missing_ok=True)
-        if self.about["secure"]:
+        """Make the keys of the session."""
+        self.answers.forget_last()
+        if self.frozen.secure:
             purpose = f"{self.about['run']} {self.about['session']}"
             self._session = Session(self.site.identity, self.site.name, purpose)
             self.hello = self._session.hello()
         self._save()
 
     def begin(
-        self, names: list[str], sizes: list[int], hellos: dict[str, Any], pins: dict[str, str],
-        arrays: Mapping[str, Array],
-    ) -> None:  # fmt: skip
-        """Freeze who takes part with how many rows."""
-        before = (self.about.get("names"), self.about.get("sizes"))
-        if before not in ((None, None), (names, sizes)):
-            raise FederationError("the roster of a session cannot change")
+        self, sizes: list[int], hellos: dict[str, Any], pins: dict[str, str], arrays: Mapping[str, Array]
+    ) -> None:
+        """Freeze how many rows the sites have, and share keys with them."""
+        if self.frozen.sizes not in ([], sizes):
+            raise FederationError("the sites of a run cannot change their rows")
         if self._session is not None:
-            roster = {name: pins.get(name, "") for name in names}
-            self._session.accept(hellos, pins if set(pins) == set(names) else roster)
-        self.about |= {"names": names, "sizes": sizes}
-        if "start" in arrays:
-            self.about |= {"start": arrays["start"].tolist(), "root": arrays["root"].tolist()}
+            self._session.accept(hellos, {name: pins.get(name, "") for name in self.frozen.names})
+        self.frozen = self.frozen._replace(sizes=sizes)
         if self.reveals is not None:
-            self.about["prepared"] = self._prepared(arrays, len(names))
+            self.about["prepared"] = self._prepared(arrays, len(sizes))
         if self.study.privacy is not None:
-            self._open_account().begin()
+            self.epsilon = self._open_account().begin()
+        self.frozen.save(self.folder)
         self._save()
 
     def _open_account(self) -> Account:
@@ -105,13 +147,13 @@ class SiteRun:
             limits = self.site.policy.privacy
             self._account = open_account(
                 Ledger(self.site.state / "ledger.jsonl", limits.max_epsilon, limits.delta),
-                self.about["run"],
+                f"{self.about['run']}-{self.frozen.study[:16]}",
                 self.folder,
                 self.study,
-                self.about["sizes"],
+                self.frozen.sizes,
                 self._place,
                 sensitivity=bounded_sensitivity(self.model, self.data),
-                summed=self.about["secure"],
+                colluders=limits.colluders if self.frozen.secure else None,
             )
         return self._account
 
@@ -119,9 +161,12 @@ class SiteRun:
         """What this site sends before the first round, if its method has such a preparation."""
         if self.reveals is None or not self.reveals.preparation:
             return {}
+        if self.frozen.secure:
+            raise PolicyError("nothing leaves beside a secure sum (secure-sum)")
         method = self.study.require_any_sampler().build_method()
         found = {name: np.asarray(a) for name, a in method.offer(self.model, self.data).items()}
         check_preparation(self.reveals, found, self.model.dim)
+        self._tell({self.reveals.preparation[name]: a.size for name, a in found.items()})
         return {f"{PREPARED}{name}": a for name, a in found.items()}
 
     def _prepared(self, arrays: Mapping[str, Array], count: int) -> dict[str, Any]:
@@ -141,7 +186,7 @@ class SiteRun:
 
     @property
     def _place(self) -> int:
-        return self.about["names"].index(self.site.name)
+        return self.frozen.names.index(self.site.name)
 
     def _save(self) -> None:
         session = None if self._session is None else self._session.export()
@@ -157,115 +202,248 @@ class SiteRun:
         if keys is not None:
             self._session = Session.restore(self.site.identity, keys)
 
-    def last(self) -> Last | None:
-        """What was answered last."""
-        path = self.folder / "last.bin"
-        if self._last is None and path.exists():
-            kept = wire.unpack(path.read_bytes())
-            parts = {name: a.tobytes() for name, a in kept.arrays.items()}
-            self._last = Last(kept.values["round"], kept.values["attempt"], **parts)
-        return self._last
+    # -- rounds -----------------------------------------------------------------------------------------
 
-    def remember(self, last: Last) -> None:
-        """Keep a reply, should the same message come again."""
-        self._last = last
-        parts = {name: np.frombuffer(getattr(last, name), np.uint8) for name in ("digest", "task", "reply")}
-        values = {"round": last.round, "attempt": last.attempt}
+    def answer(
+        self, message: wire.Message, digest: bytes, reply: Callable[[dict[str, Array]], bytes]
+    ) -> bytes:
+        """Answer a round and attempt once; the same message again gets the same reply.
+
+        Parameters
+        ----------
+        message, digest
+            What was asked, and the hash of its bytes.
+        reply
+            Makes the bytes that leave.
+        """
+        self.left = {}
+        number, attempt = message.values["round"], message.values["attempt"]
+        task, last = self._task(message), self.answers.last()
+        if last is not None and digest == last.digest:
+            return last.reply
+        again = self._check_order(number, attempt, task, last)
+        arrays = (self._ask if message.kind == "ask" else self._round)(message, digest, task, again)
+        content = reply(arrays)
         if self._session is not None:
             self._save()
-        write_atomically(self.folder / "last.bin", wire.pack("last", values, parts))
+        masked = arrays.get("masked")
+        upload = "" if masked is None else _words_digest(masked)
+        shapes = {n.removeprefix("shape_"): a.tolist() for n, a in arrays.items() if n.startswith("shape_")}
+        kept = Answered(number, attempt, task.hex(), upload, shapes)
+        self.answers.add(kept, Last(number, attempt, digest, task, content))
+        return content
 
-    def ask(self, message: wire.Message, digest: bytes) -> dict[str, Array]:
+    def _task(self, message: wire.Message) -> bytes:
+        """Hash of what is asked, whatever the session, the attempt, and what is passed on with it."""
+        values = {k: v for k, v in message.values.items() if k not in ("session", "attempt", "saved")}
+        arrays = {k: a for k, a in message.arrays.items() if not k.startswith(PASSED)}
+        return wire.digest(wire.pack(message.kind, values, arrays) + self._agreed)
+
+    def _check_order(self, number: int, attempt: int, task: bytes, last: Last | None) -> bool:
+        """Refuse rounds out of their order; whether this one was answered before, in all its parts."""
+        if not self.frozen.sizes:
+            raise FederationError("a round before the sites were told of each other")
+        most = self._audit.most_rounds if self._audit else self.study.require_any_sampler().num_rounds
+        if number > most:
+            raise FederationError(f"the study has no round {number}: it ends after {most}")
+        known = {a.task for a in self.answers.of(number)}
+        once = self._audit is not None or self._session is not None
+        over = last is not None and (number, attempt) <= (last.round, last.attempt)
+        fixed = once or (last is not None and number == last.round)
+        if over or (known and task.hex() not in known and fixed):
+            raise FederationError(
+                f"round {number} was answered before, and is now asked with another task",
+                hint="two answers to one round would show more than one does",
+            )
+        if once and number > self.answers.highest + 1:
+            raise FederationError(f"round {number} before round {self.answers.highest + 1}")
+        limit = self.site.policy.max_rounds
+        again = task.hex() in known
+        if not again and self.answers.distinct >= limit:
+            raise PolicyError(f"it answers at most {limit} rounds (max-rounds of its policy)")
+        return again
+
+    def _ask(self, message: wire.Message, digest: bytes, task: bytes, again: bool) -> dict[str, Array]:
         """Answer a request of the few-round methods: sums over this site's rows."""
-        self._require_begun()
-        if self.study.sampler is not None:
+        if self._audit is None:
             raise FederationError("the study that was agreed on takes no such requests")
-        if self._rows is None:
-            self._rows = make_site(self.model, self.data.rows, self.site.name)
+        request = {name: a for name, a in message.arrays.items() if not name.startswith(PASSED)}
         allowed = requests_of(self.study.fit.method, self.study.fit.curvature)
-        odd = [kind for kind in asked(message.arrays) if kind not in allowed]
+        odd = [kind for kind in asked(request) if kind not in allowed]
         if odd:
             raise PolicyError(f"the study's method declares no request for {ANSWERS[odd[0]].says}")
-        found = answer(self._rows, expand(message.arrays))
+        check_request(request, self.model.dim)
+        if self.site.policy.audit:
+            number = message.values["round"]
+            shown = any(name.startswith(PASSED) for name in message.arrays)
+            if number > 1 and (shown or not self._audit.knows(number - 1)):
+                self._audit.take(number - 1, self._sums(message, number - 1))
+            request = self._audit.check(number, request)
+        with about_rows():
+            if self._rows is None:
+                self._rows = make_site(self.model, self.data.rows, self.site.name)
+            found = answer(self._rows, expand(request))
         kinds = check_answer(found, self.model.dim)
         if shows_curvature(kinds) and not self.site.policy.curvature:
             raise PolicyError(
                 "curvature may not leave it (curvature of its policy)",
                 hint="set curvature = false in [fit] of the study",
             )
-        arrays = {name: np.asarray(a, np.float64) for name, a in sorted(found.items())}
+        arrays = rounded(self.model, self.site.name, request, found)
+        self._tell({ARRAYS[name][0]: a.size for name, a in arrays.items()})
         if self._session is None:
             return arrays
         flat = np.concatenate([a.ravel() for a in arrays.values()])
-        return {"masked": self._masked(message, flat, digest, saturate=True), **_shapes(arrays)}
+        return {"masked": self._masked(message, flat, digest), **_shapes(arrays)}
 
-    def round(self, message: wire.Message, digest: bytes, again: bool) -> dict[str, Array]:
+    def _sums(self, message: wire.Message, number: int) -> Answer:
+        """What the round before gave, as far as the coordinator passed it on."""
+        passed = {n.removeprefix(PASSED): a for n, a in message.arrays.items() if n.startswith(PASSED)}
+        if self._session is None:
+            for name, array in passed.items():
+                if array.dtype != np.float64 or name not in ARRAYS:
+                    raise FederationError("what was passed on of the round before is no sum")
+            return passed
+        shapes = next((a.shapes for a in self.answers.of(number)), {})
+        return split(self._summed(passed, number), {n: tuple(s) for n, s in shapes.items()})
+
+    def _summed(self, passed: Mapping[str, Array], number: int) -> Array:
+        """The sum of all masked uploads of a round, this site's own among them."""
+        uploads = passed.get("masked", np.zeros((0, 2, 1), np.uint64))
+        if uploads.dtype != np.uint64 or uploads.ndim != 3 or len(uploads) != len(self.frozen.names):
+            raise FederationError(
+                f"the uploads of round {number} were not passed on, and this site audits (audit)"
+            )
+        if _words_digest(uploads[self._place]) not in {a.upload for a in self.answers.of(number)}:
+            raise FederationError(
+                f"what was passed on as this site's upload of round {number} is not its own"
+            )
+        return unmask_sum(list(uploads))
+
+    def _round(self, message: wire.Message, digest: bytes, task: bytes, again: bool) -> dict[str, Array]:
         """Take the local steps of a round; with a secure sum only the masked weighted part leaves."""
-        self._require_begun()
+        sampler = self.study.sampler
+        if sampler is None:
+            raise FederationError("the study that was agreed on takes no such rounds")
         if self._langevin is None:
-            self._langevin = self._prepare()
-        leaves = [message.arrays[f"leaf_{i}"] for i in range(int(message.values["leaves"]))]
-        v, weights = message.values, message.arrays["weight"]
-        if weights.ndim != 2 or weights.shape[1] != len(self.about["names"]):
+            with about_rows():
+                self._langevin = self._prepare()
+        number, weights = message.values["round"], message.arrays.get("weight", np.zeros(()))
+        if weights.ndim != 2 or weights.shape != (sampler.num_chains, len(self.frozen.names)):
             raise FederationError("the coordinator's weights do not fit the roster")
         if self._session is not None:
-            check_shares(weights, self.about["sizes"])
+            check_shares(weights, self.frozen.sizes)
         weight = weights[:, self._place]
-        if self.study.privacy is not None and not again:
-            releases = check_weights(self.study, self.about["sizes"], self._place, weight)
-            self._open_account().pay(releases)
-        upload = self._langevin.answer(Task(int(v["round"]) - 1, weight, leaves, int(v["saved"])))
+        leaves = self._langevin.read(message)
+        if self._session is not None and self.site.policy.audit and not again:
+            leaves = self._audited(message, number, leaves)
+        if self.study.privacy is not None:
+            releases = check_weights(self.study, self.frozen.sizes, self._place, weight)
+            self._langevin.check_noise(number, weight, leaves)
+            if not again:
+                self.epsilon = self._open_account().pay(releases)
+        own = self._noise_root(task)
+        with about_rows():
+            upload = self._langevin.answer(Task(number - 1, weight, leaves, message.values["saved"], own))
+        self._tell(dict(zip(self._langevin.kinds, (np.size(a) for a in (upload.position, upload.energy)))))
         if self._session is None:
             return {f"leaf_{i}": a for i, a in enumerate(jax.tree.leaves(upload))}
         parts = (upload.position.astype(float) * weight[:, None], upload.energy.astype(float) * weight)
         flat = np.concatenate([part.ravel() for part in parts])
         spent = {f"spent_{i}": a for i, a in enumerate(jax.tree.leaves(upload.spent))}
-        return {"masked": self._masked(message, flat, digest, saturate=False), **spent}
+        return {"masked": self._masked(message, flat, digest), **spent}
 
-    def _masked(self, message: wire.Message, flat: Array, digest: bytes, saturate: bool) -> Array:
-        """The values under masks that fit only if all sites were asked the same, to the last byte."""
+    def _audited(self, message: wire.Message, number: int, leaves: list[Array]) -> list[Array]:
+        """The broadcast that the sum of the round before gives, after what came was compared with it."""
+        assert self._langevin is not None
+        sampler = self.study.require_any_sampler()
+        if number == 1:
+            own = self._langevin.start
+        else:
+            passed = {n.removeprefix(PASSED): a for n, a in message.arrays.items() if n.startswith(PASSED)}
+            total = self._summed(passed, number - 1)
+            own = self._langevin.after(public_root(sampler), number, total)
+        mine, theirs = ({f"leaf_{i}": a for i, a in enumerate(each)} for each in (own, leaves))
+        if not same(mine, theirs):
+            raise FederationError(
+                f"the broadcast of round {number} is not the average of the uploads before: its digest is "
+                f"{digest_of(theirs)}, and that of the average {digest_of(mine)}",
+                hint="the same versions of fald and JAX are needed everywhere; or the coordinator asks for "
+                "something else",
+            )
+        return own
+
+    def _noise_root(self, task: bytes) -> Array:
+        """Root of this site's own randomness in a round; in a private run only the site can know it.
+
+        It depends on all that is asked, so that no two tasks ever get the same noise.
+        """
+        privacy = self.study.privacy
+        if privacy is None or privacy.client_noise != "entropy":
+            return public_root(self.study.require_any_sampler())
+        mixed = hmac.digest(bytes.fromhex(self.frozen.secret), task, "sha256")
+        return np.frombuffer(mixed[:8], np.uint32)
+
+    def _masked(self, message: wire.Message, flat: Array, digest: bytes) -> Array:
+        """The values under masks that fit only if all sites were asked the same, to the last byte.
+
+        What is no number becomes a fixed value, and its sum is none: a refusal would name the site.
+        """
         assert self._session is not None
-        v = message.values
         return self._session.mask(
             flat,
-            round=int(v["round"]),
-            attempt=int(v["attempt"]),
+            round=message.values["round"],
+            attempt=message.values["attempt"],
             digest=wire.digest(digest + self._agreed),
-            among=v.get("among"),
-            saturate=saturate,
+            saturate=True,
         )
 
     @functools.cached_property
     def _agreed(self) -> bytes:
         """Hash of what the round rests on: sites that were told different things must not get a sum."""
-        parts = {key: self.about.get(key) for key in ("study", "names", "sizes", "start", "root")}
-        return wire.digest(json.dumps(parts, sort_keys=True).encode())
+        return wire.digest(json.dumps([self.frozen.study, self.frozen.names, self.frozen.sizes]).encode())
 
     def _prepare(self) -> LangevinSite:
         sampler = self.study.require_any_sampler()
-        everybody = self.data.elsewhere(self.about["names"], self.about["sizes"])
+        everybody = self.data.elsewhere(self.frozen.names, self.frozen.sizes)
         answers = {name: np.asarray(a) for name, a in self.about["prepared"].items()}
         method = sampler.build_method().prepare(self.model, everybody, answers)
         if self.study.privacy is not None:
             method = private(method)
-        root = np.asarray(self.about["root"], np.uint32)
-        entropy = self.study.privacy is not None and self.study.privacy.client_noise == "entropy"
-        own = np.frombuffer(bytes.fromhex(self.about["secret"]), np.uint32) if entropy else root
         return LangevinSite(
             self.model,
             method,
             sampler.participation,
             self.data,
             self._place,
-            self.about["sizes"],
-            (root, own),
-            np.asarray(self.about["start"]),
+            self.frozen.sizes,
+            public_root(sampler),
+            start_of(sampler, self.model),
             self.folder,
         )
 
-    def _require_begun(self) -> None:
-        if "names" not in self.about:
-            raise FederationError("a round before the sites were told of each other")
+    def _tell(self, sizes: Mapping[str, int]) -> None:
+        """What the record says that left."""
+        for kind, count in sizes.items():
+            if kind != "nothing":
+                self.left[kind] = self.left.get(kind, 0) + int(count)
+
+
+@contextlib.contextmanager
+def about_rows() -> Iterator[None]:
+    """Whatever goes wrong with rows is told in the same words, because a difference would tell of them."""
+    try:
+        yield
+    except Exception as error:
+        raise RowsError(UNSAID, hint="the site's own log says what") from error
+
+
+class RowsError(FederationError):
+    """Something about the rows of a site, which is not told."""
+
+
+def _words_digest(words: Array) -> str:
+    return hashlib.sha256(np.ascontiguousarray(words, "<u8").tobytes()).hexdigest()
 
 
 def _shapes(arrays: Mapping[str, Array]) -> dict[str, Array]:

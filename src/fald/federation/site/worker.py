@@ -8,7 +8,6 @@ value from the rows. The details are in the site's own log.
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import time
 import tomllib
@@ -26,31 +25,32 @@ from fald.core.errors import (
     ConfigError,
     FaldError,
     FederationError,
-    NonFiniteError,
     PolicyError,
     PrivacyError,
     SecureSumError,
+    printable,
 )
-from fald.core.files import write_atomically
+from fald.core.files import locked, write_atomically
 from fald.core.reveals import shows_curvature
 from fald.core.version import __version__
 from fald.federation import wire
 from fald.federation.secure.session import Identity
 from fald.federation.site.account import private_parts
+from fald.federation.site.messages import check_message
 from fald.federation.site.policy import Policy, Proposal, read_policy
-from fald.federation.site.run import Last, Owner, SiteRun
+from fald.federation.site.record import Record
+from fald.federation.site.run import UNSAID, Frozen, Owner, RowsError, SiteRun, about_rows, study_digest
 from fald.federation.wire import PROTOCOL
 from fald.fewround.methods import requests_of
 from fald.fewround.site import answer_kinds
 from fald.langevin.sampling import check_model
-from fald.problem.data import FederatedData
+from fald.problem.data import FederatedData, read_table
 from fald.study.precision import set_precision
 from fald.study.schema import Study, make_study
 
 Array = NDArray[Any]
-_ID = re.compile(r"[0-9a-f]{16}")
-# whose words never come from rows
-_TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError, NonFiniteError)
+_TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError)  # whose words never come from rows
+_DAY = 86400.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ class SiteSettings:
         What the site allows; None: the default policy.
     pins
         Public keys of all sites; None: those seen in the first run are kept, and later ones must match.
+    coordinator
+        Who can ask, as the record says it: the address of the server, and the fingerprint of its authority.
     """
 
     name: str
@@ -76,6 +78,7 @@ class SiteSettings:
     data: Path | None = None
     policy: Path | None = None
     pins: Path | None = None
+    coordinator: str = ""
 
     @property
     def identity(self) -> Path:
@@ -96,11 +99,12 @@ def read_site(folder: str | Path) -> SiteSettings:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}", hint="'fald federation join' writes it") from error
-    unknown = sorted(set(tree) - {"name", "state", "data", "policy", "pins"})
+    unknown = sorted(set(tree) - {"name", "state", "data", "policy", "pins", "coordinator"})
     if unknown or not isinstance(tree.get("name"), str):
         raise ConfigError(f"{path}: {'unknown key ' + repr(unknown[0]) if unknown else 'name is missing'}")
     paths = {key: Path(folder) / tree[key] for key in ("data", "policy", "pins") if key in tree}
-    return SiteSettings(tree["name"], Path(folder) / tree.get("state", "state"), **paths)
+    asks = str(tree.get("coordinator", ""))
+    return SiteSettings(tree["name"], Path(folder) / tree.get("state", "state"), **paths, coordinator=asks)
 
 
 class SiteWorker:
@@ -123,44 +127,67 @@ class SiteWorker:
         self.identity = (Identity.load if exists else Identity.create)(settings.identity)
         self.policy: Policy = read_policy(settings.policy)
         self._owner = Owner(settings.name, settings.state, self.identity, self.policy)
+        self._record = Record(settings.state, self.identity)
         self._run: SiteRun | None = None
+        self._told: dict[str, Any] = {}
 
     def handle(self, content: bytes) -> bytes:
         """Answer a message; whatever goes wrong becomes a refusal that names no value."""
         about: dict[str, Any] = {}
+        self._told = {"asked": "", "digest": wire.digest(content).hex(), "by": self.settings.coordinator}
         try:
-            message = wire.unpack(content)
-            about = {key: message.values.get(key) for key in ("run", "session", "round", "attempt")}
-            work = {"hello": self._hello, "open": self._open, "begin": self._begin, "end": self._end}
-            if message.kind in work:
-                values, arrays = work[message.kind](message)
-                return self._reply(about, values, arrays)
-            if message.kind in ("ask", "round"):
-                return self._once(about, message, content)
-            raise FederationError(f"unknown kind of message {message.kind!r}")
+            reply = self._handled(content, about)
+            if self._told["asked"] != "hello":  # of which nothing but names and versions leave
+                self._record.add(self._told)
+            return reply
         except Exception as error:  # nothing may leave but a refusal
             return self._refuse(about, error)
+
+    def _handled(self, content: bytes, about: dict[str, Any]) -> bytes:
+        message = wire.unpack(content)
+        self._told["asked"] = message.kind[:40]
+        check_message(message)
+        keys = ("run", "session", "round", "attempt")
+        about |= {key: message.values.get(key) for key in keys}
+        self._told |= {key: about[key] for key in ("run", "round") if about[key] is not None}
+        if message.kind == "hello":
+            return self._reply(about, *self._hello(message))
+        folder = self._folder(message.values["run"])
+        if message.kind != "open" and not folder.is_dir():
+            raise FederationError("this site knows no such run", hint="submit it again with --resume")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with locked(folder / "lock"):  # two processes must not answer one run
+            work = {"open": self._open, "begin": self._begin, "end": self._end}
+            if message.kind in work:
+                return self._reply(about, *work[message.kind](message))
+            run = self._current(message)
+            reply = run.answer(message, wire.digest(content), lambda arrays: self._reply(about, {}, arrays))
+            self._told |= {"left": dict(run.left), "epsilon": run.epsilon}
+            self._note(run=about["run"], round=about["round"])
+            return reply
 
     def _reply(self, about: dict[str, Any], values: dict[str, Any], arrays: Mapping[str, Any]) -> bytes:
         return wire.pack("reply", {"site": self.settings.name, **about, **values}, arrays)
 
     def _refuse(self, about: dict[str, Any], error: Exception) -> bytes:
         self.log("".join(traceback.format_exception(error)).rstrip())
-        if isinstance(error, _TELLS):
-            said, hint = error.message, error.hint
-        elif isinstance(error, FaldError):
-            said, hint = f"its rows or settings do not fit ({type(error).__name__})", "its log says what"
-        else:
-            said, hint = f"an internal error ({type(error).__name__})", "its log says more"
+        if isinstance(error, _TELLS) and not isinstance(error, RowsError):
+            said, hint, kind = error.message, error.hint, type(error).__name__
+        else:  # one sentence for all: a difference could tell of the rows
+            said, hint, kind = UNSAID, "the site's own log says what", FederationError.__name__
         self._note(refused=said)
-        values = {"site": self.settings.name, **about, "error": type(error).__name__, "message": said}
+        try:
+            self._record.add({**self._told, "left": {}, "refused": said})
+        except FaldError as broken:
+            self.log(str(broken))
+        values = {"site": self.settings.name, **about, "error": kind, "message": said}
         return wire.pack("refusal", {**values, "hint": hint})
 
     def log(self, text: str) -> None:
         """Add to the site's own log."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         with open(self.settings.state / "site.log", "a", encoding="utf-8") as file:
-            file.write(f"{stamp} {text}\n")
+            file.write(f"{stamp} {printable(text, lines=True)}\n")
 
     def _note(self, **fields: Any) -> None:
         """What 'fald federation join' shows."""
@@ -173,83 +200,121 @@ class SiteWorker:
         return {"version": __version__, "protocol": PROTOCOL, "identity": self.identity.public}, {}
 
     def _open(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Decide whether to take part, count the rows, and introduce the session."""
+        """Decide whether to take part, count the rows, and introduce the session: the policy first."""
         v = message.values
-        if v.get("version") != __version__:
+        if v["version"] != __version__:
             raise FederationError(
-                f"it has fald {__version__}, the coordinator {v.get('version')}",
+                f"it has fald {__version__}, the coordinator {printable(v['version'])[:40]}",
                 hint="install the same version everywhere",
             )
-        ids = [_checked_id(v.get("run")), _checked_id(v.get("session"))]
         study = _remote_study(v["study"])
+        self._told |= {"title": study.title, "columns": [study.data.target, *study.data.features]}
+        self._told["study"] = study_digest(v["study"])
         set_precision(study)
-        data = self._rows(study)
-        model = study.build_model(data.features)
-        check_model(model, data)
-        proposal = _proposal(study, bool(v["secure"]), data.num_rows, model.dim)
         if study.privacy is not None:
             private_parts(study)  # before anything leaves
+        proposal = _proposal(study, v["secure"], len(v["names"]))
         self.policy.check(proposal)
-        folder = self._folder(ids[0])
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        known = _read_json(folder / "run.json")
-        print_now = data.fingerprint()
-        if known and known["fingerprint"] != print_now:
-            raise FederationError(
-                "its rows have changed since the run began", hint="begin a new run, without --resume"
-            )
-        about = {
-            "run": ids[0],
-            "session": ids[1],
-            "study": v["study"],
-            "secure": bool(v["secure"]),
-            "fingerprint": print_now,
-            "secret": secrets.token_hex(8),
-        }
-        run = SiteRun(self._owner, folder, about, study, data)
+        self._check_sites(v["names"], v["secure"])
+        data, warnings = self._opened(study, proposal)
+        folder = self._folder(v["run"])
+        known = Frozen.read(folder)
+        now = Frozen(self._told["study"], v["names"], v["secure"], [], data.fingerprint(), "")
+        if known is not None:
+            if known.fingerprint != now.fingerprint:
+                raise FederationError(
+                    "its rows have changed since the run began", hint="begin a new run, without --resume"
+                )
+            if known[:3] != now[:3]:
+                raise FederationError(
+                    "the run is known here with another study, other sites or another kind of sum",
+                    hint="begin a new run, without --resume",
+                )
+        (known or now._replace(secret=secrets.token_hex(32))).save(folder)
+        run = SiteRun(self._owner, folder, {"run": v["run"], "session": v["session"], "study": v["study"]},
+                      study, data)  # fmt: skip
         run.introduce()
         self._run = run
-        self.log(f"run {ids[0]}: accepted, {data.num_rows} rows")
-        warnings = self.policy.warnings(proposal)
+        offered = run.offer()
+        self._told["left"] = {"number of rows": 1, **run.left}
+        self.log(f"run {v['run']}: accepted, {data.num_rows} rows")
         for line in warnings:
             self.log(f"warning: {line}")
-        self._note(run=ids[0], round=0, warnings=warnings)
+        self._note(run=v["run"], round=0, warnings=warnings)
         told = {"rows": data.num_rows, "features": list(data.features), "hello": run.hello}
+        told["audits"] = self.policy.audit
         types = {f"row_{i}": np.zeros((0, *a.shape[1:]), a.dtype) for i, a in enumerate(_leaves(data))}
-        return told, types | run.offer()
+        return told, types | offered
+
+    def _opened(self, study: Study, proposal: Proposal) -> tuple[FederatedData, list[str]]:
+        """The rows of a study that the policy allows; what does not fit is counted, and told in one way."""
+        path = self.settings.state / "failed.json"
+        failed = [t for t in (_read_json(path) or []) if time.time() - t < _DAY]
+        if len(failed) >= self.policy.max_failed_opens:
+            raise PolicyError(
+                f"{len(failed)} studies did not fit its rows within a day (max-failed-opens)",
+                hint="wait, or ask the site to change its policy",
+            )
+        self._check_columns(study)
+        try:
+            with about_rows():
+                data = self._rows(study)
+                model = study.build_model(data.features)
+                check_model(model, data)
+                whole = replace(proposal, rows=data.num_rows, dim=model.dim)
+                self.policy.check_rows(whole)
+        except RowsError:
+            write_atomically(path, json.dumps([*failed, time.time()]).encode())
+            raise
+        return data, self.policy.warnings(whole)
+
+    def _check_sites(self, names: list[str], secure: bool) -> None:
+        """Refuse a roster without this site, and sums over fewer sites than are known here."""
+        if self.settings.name not in names:
+            raise FederationError("the roster must name this site once, in order")
+        known = self._known_pins()
+        subset = names in [sorted(each) for each in self.policy.allowed_subsets]
+        if secure and known is not None and set(names) != set(known) and not subset:
+            raise SecureSumError(
+                "the sites of the run are not those pinned here; they differ in "
+                + ", ".join(map(repr, sorted(set(names) ^ set(known)))),
+                hint="sums with and without a site show that site's numbers; allowed-subsets of the policy "
+                "names those that may be asked",
+            )
 
     def _begin(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
         """Take the frozen sizes and, for a secure sum, the other sites' keys."""
         run, v = self._current(message), message.values
-        names, sizes = [str(n) for n in v["names"]], [int(n) for n in v["sizes"]]
-        mine = self.settings.name
-        if names != sorted(set(names)) or mine not in names or len(names) != len(sizes):
-            raise FederationError("the roster must name this site once, in order")
-        if sizes[names.index(mine)] != run.data.num_rows:
+        if v["names"] != run.frozen.names or len(v["sizes"]) != len(v["names"]):
+            raise FederationError("the sites of a run cannot change")
+        if v["sizes"][v["names"].index(self.settings.name)] != run.data.num_rows:
             raise FederationError("the roster gives this site another number of rows")
-        run.begin(names, sizes, v.get("hellos") or {}, self._pins(v.get("identities") or {}), message.arrays)
+        pins = self._pins(v["identities"]) if run.frozen.secure else {}
+        run.begin(v["sizes"], v["hellos"] or {}, pins, message.arrays)
+        self._told["epsilon"] = run.epsilon
         return {}, {}
 
     def _end(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
         """Forget the keys of a run."""
-        folder = self._folder(_checked_id(message.values.get("run")))
+        folder = self._folder(message.values["run"])
         for name in ("session.json", "last.bin"):
             (folder / name).unlink(missing_ok=True)
         self._run = None
-        self._note(finished=message.values.get("run"))
+        self._note(finished=message.values["run"])
         return {}, {}
+
+    def _known_pins(self) -> dict[str, str] | None:
+        return _read_json(self.settings.pins or self.settings.state / "pins.json")
 
     def _pins(self, announced: Mapping[str, str]) -> dict[str, str]:
         """Public keys of the sites: those of the site's own file, else those seen first."""
-        if self.settings.pins is not None:
-            return _read_json(self.settings.pins) or {}
+        known = self._known_pins()
+        if known is not None or self.settings.pins is not None:
+            return known or {}
         path = self.settings.state / "pins.json"
-        known = _read_json(path)
-        if known is None:
-            write_atomically(path, json.dumps(dict(announced), indent=1, sort_keys=True).encode())
-            self.log(f"pinned the keys of {', '.join(sorted(announced))} as announced in the first run")
-            return dict(announced)
-        return known
+        write_atomically(path, json.dumps(dict(announced), indent=1, sort_keys=True).encode())
+        self.log(f"pinned the keys of {', '.join(sorted(announced))} as announced in the first run")
+        return dict(announced)
 
     def _rows(self, study: Study) -> FederatedData:
         data = self._load(study)
@@ -257,61 +322,42 @@ class SiteWorker:
             raise FederationError("the program that loads this site's rows must give one client's rows")
         return replace(data, part=True)
 
-    def _read_table(self, study: Study) -> FederatedData:
-        from fald.problem.data import read_table
-
+    def _check_columns(self, study: Study) -> None:
+        """Name the columns that are missing: the names of columns are no rows."""
+        if self._load != self._read_table:
+            return
         if self.settings.data is None:
             raise FederationError("no table was given to this site", hint="fald federation join --data FILE")
-        columns = {str(c) for c in read_table(self.settings.data).columns}
+        with about_rows():
+            columns = {str(c) for c in read_table(self.settings.data).columns}
         missing = sorted({study.data.target, *study.data.features} - columns)
         if missing:
             raise FederationError(f"its table has no column {', '.join(map(repr, missing))}")
+
+    def _read_table(self, study: Study) -> FederatedData:
+        assert self.settings.data is not None
         return study.read_files({self.settings.name: self.settings.data})
-
-    # -- rounds -----------------------------------------------------------------------------------------
-
-    def _once(self, about: dict[str, Any], message: wire.Message, content: bytes) -> bytes:
-        """Answer a round and attempt once; the same message again gets the same reply."""
-        run = self._current(message)
-        number, attempt = int(about["round"]), int(about["attempt"])
-        digest = wire.digest(content)
-        task = wire.digest(wire.pack(message.kind, {**message.values, "attempt": 0}, message.arrays))
-        last = run.last()
-        if last is not None and (number, attempt) <= (last.round, last.attempt) and digest == last.digest:
-            return last.reply
-        if last is not None and (
-            (number, attempt) <= (last.round, last.attempt) or (number == last.round and task != last.task)
-        ):
-            raise FederationError(
-                f"round {number} was answered before, and is now asked with another task",
-                hint="two answers to one round would show more than one does",
-            )
-        if self.policy.max_rounds is not None and number > self.policy.max_rounds:
-            raise PolicyError(
-                f"it answers at most {self.policy.max_rounds} rounds (max-rounds of its policy)"
-            )
-        again = last is not None and number == last.round  # the same numbers under other masks
-        arrays = run.ask(message, digest) if message.kind == "ask" else run.round(message, digest, again)
-        reply = self._reply(about, {}, arrays)
-        run.remember(Last(number, attempt, digest, task, reply))
-        self._note(run=run.about["run"], round=number)
-        return reply
 
     def _current(self, message: wire.Message) -> SiteRun:
         """The run a message belongs to, read back from disk if this process has not opened it."""
-        run_id, session = (message.values.get(key) for key in ("run", "session"))
-        if self._run is None or self._run.about["run"] != run_id:
-            folder = self._folder(_checked_id(run_id))
-            about = _read_json(folder / "session.json")
-            if about is None:
-                raise FederationError("this site knows no such run", hint="submit it again with --resume")
+        run_id, session = message.values["run"], message.values["session"]
+        folder = self._folder(run_id)
+        about = _read_json(folder / "session.json")
+        if about is None:
+            raise FederationError("this site knows no such run", hint="submit it again with --resume")
+        if about["session"] != session:
+            raise FederationError("the message belongs to an earlier session of this run")
+        mine = self._run
+        if mine is None or mine.about["run"] != run_id or mine.about["session"] != session:
             study = _remote_study(about["study"])
             set_precision(study)
-            self._run = SiteRun(self._owner, folder, about, study, self._rows(study))
-            self._run.restore()
-        if self._run.about["session"] != session:
-            raise FederationError("the message belongs to an earlier session of this run")
-        return self._run
+            with about_rows():
+                data = self._rows(study)
+            mine = SiteRun(self._owner, folder, about, study, data)
+            mine.restore()
+            self._run = mine
+        mine.answers.read()
+        return mine
 
     def _folder(self, run: str) -> Path:
         return self.settings.state / "runs" / run
@@ -319,12 +365,6 @@ class SiteWorker:
 
 def _leaves(data: FederatedData) -> list[Array]:
     return [np.asarray(a) for a in jax.tree.leaves(data.rows)]
-
-
-def _checked_id(value: Any) -> str:
-    if not (isinstance(value, str) and _ID.fullmatch(value)):
-        raise FederationError("the message names no run")
-    return value
 
 
 def _read_json(path: Path) -> Any:
@@ -337,7 +377,8 @@ def _remote_study(tree: Mapping[str, Any]) -> Study:
     return make_study({**tree, "data": data, "folder": "."}, "the coordinator's study")
 
 
-def _proposal(study: Study, secure: bool, rows: int, dim: int) -> Proposal:
+def _proposal(study: Study, secure: bool, sites: int) -> Proposal:
+    """What a study asks, as far as that can be said without a look at the rows."""
     s = study.sampler
     if s is None:
         kinds, sums, declared = answer_kinds(requests_of(study.fit.method, study.fit.curvature)), True, True
@@ -355,8 +396,8 @@ def _proposal(study: Study, secure: bool, rows: int, dim: int) -> Proposal:
         secure_sum=secure,
         rounds=study.fit.max_rounds if s is None else s.num_rounds,
         chains=1 if s is None else s.num_chains,
-        rows=rows,
-        dim=dim,
+        local_steps=1 if s is None else s.local_steps,
+        sites=sites,
         epsilon=None if study.privacy is None else study.privacy.max_epsilon,
         delta=None if study.privacy is None else study.privacy.delta,
     )

@@ -16,7 +16,7 @@ import numpy as np
 import fald
 from fald.lab import methods as samplers
 from fald.lab.bench.timing import Case, Contender, Mark
-from fald.langevin.engine import Problem
+from fald.langevin.engine import Assignment
 
 _FEATURES, _PER_CLIENT, _SLOTS, _STEPS, _BATCH = 100, 40, 50, 10, 20
 
@@ -39,7 +39,7 @@ def rounds_of(
     model: fald.Model, data: fald.FederatedData, method: samplers.FALD, who: fald.Participation, *, count: int
 ) -> Callable[[], object]:
     """A function that runs ``count`` rounds at the engine, set up once as in a long run."""
-    problem = Problem(jnp.array([0, 1], jnp.uint32), model, data, method, who, 1, count, 1)
+    problem = Assignment(jnp.array([0, 1], jnp.uint32), model, data, method, who, 1, count, 1)
     engine = fald.InProcess()
     state = engine.init(problem, model.flat_initial_position[None])
     return lambda: engine.advance(problem, state, count)

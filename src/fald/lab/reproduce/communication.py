@@ -12,7 +12,7 @@ import numpy as np
 from fald.lab.reproduce import plots
 from fald.lab.reproduce.base import Findings, Meter, PanelRun, Table, Verdict, frame, joined
 from fald.lab.reproduce.simulations import along
-from fald.langevin.engine import Problem
+from fald.langevin.engine import Assignment
 from fald.langevin.fald import fald
 from fald.problem.data import FederatedData
 from fald.problem.models import Model, logistic_regression
@@ -99,7 +99,7 @@ def _curve(
     K, chains = 1 if name == "sgld" else s["local-steps"], 1 if laplace else s["num-runs"]
     method = fald(local_steps=K, step_size=eta, temperature=0.0 if laplace else 1.0)
     key = jax.random.fold_in(jax.random.key(run.seed), K)
-    asked = Problem(key, problem.model, problem.data, method, full(), chains, 0, 1)
+    asked = Assignment(key, problem.model, problem.data, method, full(), chains, 0, 1)
     start = jnp.zeros((chains, problem.model.dim))
     found: list[tuple[int, float]] = []
     for _, newest, energy in along(asked, start, s["num-rounds"], max(1, 200 // K)):

@@ -22,7 +22,7 @@ from fald.core.types import float_dtype
 from fald.core.version import __version__
 from fald.lab.reproduce.base import Meter, PanelRun
 from fald.lab.reproduce.scores import scores
-from fald.langevin.engine import Problem
+from fald.langevin.engine import Assignment
 from fald.langevin.fald import fald
 from fald.langevin.inprocess import InProcess
 from fald.problem import partition
@@ -114,7 +114,7 @@ def positions(
         batch_size=chain.batch_size,
     )
     model, every = image_model(chain.prior_scale), chain.rounds_per_sample
-    problem = Problem(jax.random.key(chain.seed), model, data, method, full(), 1, 0, every)
+    problem = Assignment(jax.random.key(chain.seed), model, data, method, full(), 1, 0, every)
     engine = InProcess()
     state = engine.init(problem, model.flat_initial_position[None])
     samples = chain.num_rounds // every

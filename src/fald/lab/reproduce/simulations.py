@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fald.lab.reproduce.base import Meter, PanelRun
-from fald.langevin.engine import Problem
+from fald.langevin.engine import Assignment
 from fald.langevin.fald import fald
 from fald.langevin.inprocess import InProcess
 from fald.problem.data import FederatedData
@@ -125,7 +125,7 @@ def simulate(
     who, runs = options.pop("participation", full()), run.settings["num-runs"]
     method = fald(**options)
     key = jax.random.fold_in(jax.random.key(run.seed), zlib.crc32(label.encode()))
-    problem = Problem(key, federation.model, federation.data, method, who, runs, 0, every)
+    problem = Assignment(key, federation.model, federation.data, method, who, runs, 0, every)
     kept, goal = [], federation.goal
     done, w2 = 0, 0.0
     at_once = max(1, _STEPS_AT_ONCE // method.local_steps)
@@ -141,7 +141,7 @@ def simulate(
 
 
 def along(
-    problem: Problem, start: jax.Array, num_rounds: int, at_once: int
+    problem: Assignment, start: jax.Array, num_rounds: int, at_once: int
 ) -> Iterator[tuple[RunState, np.ndarray, float]]:
     """Run rounds by the ordinary engine, some at once: state, newest positions, mean energy."""
     engine = InProcess()

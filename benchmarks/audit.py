@@ -1,0 +1,187 @@
+"""``python -m benchmarks.audit``: what auditing at the sites needs and costs.
+
+``tolerance`` runs a study, then replays its server on the same sums in processes with other kernels of BLAS,
+NumPy and XLA, and says by how much their requests differ, relative to the largest number of each array.
+``cost`` runs a federation of workers in this process over their real messages, with and without the audit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+VARIANTS = {
+    "the same": {},
+    "BLAS for Haswell": {"OPENBLAS_CORETYPE": "Haswell"},
+    "BLAS for Prescott": {"OPENBLAS_CORETYPE": "Prescott"},
+    "BLAS for SkylakeX": {"OPENBLAS_CORETYPE": "SkylakeX"},
+    "NumPy without AVX": {"NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL X86_V3"},
+    "XLA for SSE4.2": {"XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2"},
+    "XLA for AVX2": {"XLA_FLAGS": "--xla_cpu_max_isa=AVX2"},
+    "all of an older processor": {
+        "OPENBLAS_CORETYPE": "Prescott",
+        "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL X86_V3",
+        "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2",
+    },
+}
+STUDIES = ("indo", "opt", "bacteria", "breast-cancer-31", "quine")
+
+
+def record(name: str, curvature: bool, path: Path) -> None:
+    """Requests and sums of a run in this process."""
+    import fald
+    from benchmarks.rounds import studies
+    from fald.fewround.exchange import InProcessExchange
+
+    study, kept = studies.load(name), []
+
+    class Recorded(InProcessExchange):
+        def ask(self, request):
+            sums = super().ask(request)
+            kept.append(({k: np.asarray(v) for k, v in request.items()}, sums))
+            return sums
+
+    exchange = Recorded(study.model, study.data)
+    fald.fit(0, study.model, study.data, exchange=exchange, curvature=curvature, progress=False)
+    path.write_bytes(pickle.dumps(kept))
+
+
+def replay(name: str, curvature: bool, path: Path) -> float:
+    """The largest difference of a request from the recorded one; infinite where shapes differ."""
+    from benchmarks.rounds import studies
+    from fald.core.threads import one_thread
+    from fald.fewround.fit import few_round_settings, server_of
+
+    model = studies.load(name).model
+    settings = few_round_settings(model, accuracy="high", max_rounds=12, method="auto", curvature=curvature)
+    server, worst = server_of(settings, model, 0, []), 0.0
+    kept = pickle.loads(path.read_bytes())
+
+    @one_thread
+    def compare() -> float:
+        worst, request = 0.0, next(server)
+        for number, (before, sums) in enumerate(kept, 1):
+            for key, a in before.items():
+                b = np.asarray(request[key])
+                if a.shape != b.shape:
+                    return np.inf
+                if a.size and a.dtype.kind == "f":
+                    worst = max(worst, float(np.max(np.abs(a - b)) / max(np.abs(a).max(), 1e-300)))
+                elif not np.array_equal(a, b):
+                    return np.inf
+            if number < len(kept):
+                request = server.send(sums)
+        return worst
+
+    return compare() if kept else worst
+
+
+def tolerance(names: list[str]) -> None:
+    """A table: how far requests of other processors differ."""
+    for name in names:
+        for curvature in (True, False):
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "run.bin"
+                _child("record", name, curvature, path, {})
+                found = {v: _child("replay", name, curvature, path, env) for v, env in VARIANTS.items()}
+            print(json.dumps({"study": name, "curvature": curvature, **found}), flush=True)
+
+
+def _child(what: str, name: str, curvature: bool, path: Path, env: dict[str, str]) -> float:
+    code = f"from benchmarks.audit import *; print({what}({name!r}, {curvature}, Path({str(path)!r})))"
+    # flags that are set already stay, and what was compiled for another processor is not reused
+    flags = " ".join(filter(None, [os.environ.get("XLA_FLAGS", ""), env.get("XLA_FLAGS", "")]))
+    own = {**os.environ, **env, "XLA_FLAGS": flags, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=own, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    said = done.stdout.split()[-1]
+    return 0.0 if said == "None" else float(said)
+
+
+class Metered:
+    """A worker that keeps what its messages take, by round."""
+
+    def __init__(self, worker, spent):
+        self._worker, self._spent = worker, spent
+
+    def handle(self, content: bytes) -> bytes:
+        """Answer a message."""
+        from fald.federation import wire
+
+        began = time.process_time()
+        reply = self._worker.handle(content)
+        number = wire.unpack(content).values.get("round")
+        self._spent.setdefault(number, []).append((time.process_time() - began, len(content), len(reply)))
+        return reply
+
+
+def cost(num_sites: int, features: int, rows: int, audit: bool) -> dict[str, Any]:
+    """Bytes and seconds per round of a few-round study over workers in this process."""
+    from fald.federation.coordinator.run import run_federated
+    from fald.federation.link import LocalLink
+    from fald.federation.site.worker import SiteSettings, SiteWorker
+    from fald.study.schema import make_study
+
+    columns = [f"x{j}" for j in range(features)]
+    rng, spent, handlers = np.random.default_rng(0), {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        (root / "policy.toml").write_text(f"audit = {str(audit).lower()}\n")
+        for name in (f"site{i:02d}" for i in range(num_sites)):
+            x = rng.normal(size=(rows, features))
+            y = (rng.random(rows) < 1 / (1 + np.exp(-x.sum(axis=1) / 2))).astype(int)
+            pd.DataFrame(x, columns=columns).assign(y=y).to_csv(root / f"{name}.csv", index=False)
+            site = SiteSettings(name, root / name, root / f"{name}.csv", root / "policy.toml")
+            handlers[name] = Metered(SiteWorker(site), spent).handle
+        tree = {"data": {"target": "y", "features": columns}, "model": {"family": "logistic"}}
+        began = time.process_time()
+        result = run_federated(make_study(tree, "benchmark"), LocalLink(handlers), root / "out")
+        whole = time.process_time() - began
+    rounds = [np.mean(spent[n], axis=0) for n in sorted(n for n in spent if n)]
+    return {
+        "sites": num_sites,
+        "parameters": features + 1,
+        "rows each": rows,
+        "audit": audit,
+        "verdict": result.attrs["verdict"],
+        "rounds": len(rounds),
+        "CPU-seconds of a site, per round": [round(float(r[0]), 3) for r in rounds],
+        "bytes to a site, per round": [int(r[1]) for r in rounds],
+        "bytes from a site, per round": [int(r[2]) for r in rounds],
+        "CPU-seconds of everybody": round(whole, 1),
+    }
+
+
+def main() -> int:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.audit", description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("tolerance", "cost"))
+    parser.add_argument("studies", nargs="*", default=list(STUDIES))
+    parser.add_argument("--features", type=int, default=9)
+    parser.add_argument("--rows", type=int, default=200)
+    given = parser.parse_args()
+    if given.what == "tolerance":
+        tolerance(given.studies)
+    else:
+        for num_sites in (4, 20):
+            for audit in (False, True, False, True):  # the first of each compiles
+                print(json.dumps(cost(num_sites, given.features, given.rows, audit)), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

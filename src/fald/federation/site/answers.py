@@ -1,0 +1,115 @@
+"""What a run has answered, on the disk of its site, so that no process and no restart forgets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fald.core.files import append_line, damaged, write_atomically
+from fald.federation import wire
+
+
+class Answered(NamedTuple):
+    """One answer.
+
+    Attributes
+    ----------
+    round, attempt
+        What it answered.
+    task
+        Hash of what was asked, whichever session and attempt it was.
+    upload
+        Hash of the numbers that left under masks; empty without.
+    shapes
+        Shapes of what left, by name.
+    """
+
+    round: int
+    attempt: int
+    task: str
+    upload: str
+    shapes: dict[str, list[int]]
+
+
+class Last(NamedTuple):
+    """The request answered last: its round and attempt, a hash of all its bytes, its task, and the reply."""
+
+    round: int
+    attempt: int
+    digest: bytes
+    task: bytes
+    reply: bytes
+
+
+class Answers:
+    """The answers of one run: a line for each, and the last reply of the session.
+
+    Parameters
+    ----------
+    folder
+        The run's folder at the site.
+    """
+
+    def __init__(self, folder: Path):
+        self._lines, self._last_path = folder / "answers.jsonl", folder / "last.bin"
+        self.known: list[Answered] = []
+        self._size = -1
+        self.read()
+
+    def read(self) -> None:
+        """Take over what another process has added."""
+        size = self._lines.stat().st_size if self._lines.exists() else 0
+        if size == self._size:
+            return
+        content = self._lines.read_bytes() if size else b""
+        try:
+            lines = content.split(b"\n")[:-1]  # after the last end of line: an answer that never left
+            self.known = [Answered(**json.loads(line)) for line in lines]
+        except (ValueError, TypeError) as error:
+            raise damaged(self._lines, error) from error
+        self._size = size
+
+    @property
+    def highest(self) -> int:
+        """The highest round that was answered."""
+        return max((a.round for a in self.known), default=0)
+
+    @property
+    def distinct(self) -> int:
+        """Answers that were not a repetition."""
+        return len({(a.round, a.task) for a in self.known})
+
+    def of(self, number: int) -> list[Answered]:
+        """The answers to one round."""
+        return [a for a in self.known if a.round == number]
+
+    def add(self, answered: Answered, last: Last) -> None:
+        """Write an answer down; it may leave when this returns.
+
+        Raises
+        ------
+        StorageError
+            If it cannot be written: then nothing may leave.
+        """
+        line = (json.dumps(answered._asdict()) + "\n").encode()
+        append_line(self._lines, line)
+        self.known.append(answered)
+        self._size = self._lines.stat().st_size
+        parts = {name: np.frombuffer(getattr(last, name), np.uint8) for name in ("digest", "task", "reply")}
+        values = {"round": last.round, "attempt": last.attempt}
+        write_atomically(self._last_path, wire.pack("last", values, parts))
+
+    def last(self) -> Last | None:
+        """What was answered last in this session."""
+        if not self._last_path.exists():
+            return None
+        kept = wire.unpack(self._last_path.read_bytes())
+        parts = {name: a.tobytes() for name, a in kept.arrays.items()}
+        return Last(kept.values["round"], kept.values["attempt"], **parts)
+
+    def forget_last(self) -> None:
+        """A new session begins: replies of the one before are void."""
+        self._last_path.unlink(missing_ok=True)

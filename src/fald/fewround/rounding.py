@@ -1,0 +1,77 @@
+r"""No more digits than the answer needs: what a site sends lies on a grid.
+
+A log likelihood is known to 2⁻¹² nats, a derivative to 2⁻¹² nats per sd of its parameter in the request's
+proposal. A request without a proposal knows no sd, and one between 2⁻¹⁰ and 2¹⁰, or that of the prior, is
+allowed for. Steps of the grid are powers of two, so that sums over sites are exact in float64 and in the
+secure sum alike, whatever the order.
+
+Rounding is dithered: x becomes one of its two neighbours on the grid, the nearer one with the larger chance,
+so that on average nothing is lost. The dither follows from the request and the site's name, and the same
+request gets the same answer: asking twice tells nothing new.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fald.core.reveals import KINDS
+from fald.fewround.proposal import Proposal, overall
+from fald.fewround.site import ARRAYS, Answer, Request
+from fald.fewround.target import Target
+from fald.problem.model import Model
+
+Array = NDArray[Any]
+
+_REACH = 10.0  # of the binary logarithm of an sd that nobody knows yet
+
+
+def rounded(model: Model, name: str, request: Request, answer: Answer) -> Answer:
+    """An answer of the site ``name`` on its grid; what is not a number stays what it is.
+
+    Parameters
+    ----------
+    model
+        The model.
+    name
+        The site.
+    request
+        The request as it was asked, before ``expand``.
+    answer
+        What ``fald.fewround.site.answer`` gave.
+    """
+    key = hashlib.sha256(name.encode())
+    for part in sorted(request):
+        key.update(part.encode() + np.ascontiguousarray(request[part]).tobytes())
+    dither = np.random.Generator(np.random.Philox(int.from_bytes(key.digest()[:16], "little")))
+    units = {power: _units(model, request, power) for power in (-1, 0, 1)}
+    out: Answer = {}
+    for array in sorted(answer):
+        value = np.asarray(answer[array], np.float64)
+        kind = KINDS[ARRAYS[array][0]]
+        if kind.grid is not None:
+            unit = units[kind.power]
+            step = np.exp2([np.zeros(()), unit, unit[:, None] + unit][kind.axes] - kind.grid)
+            value = np.floor(value / step + dither.random(value.shape)) * step
+        out[array] = value
+    return out
+
+
+def _units(model: Model, request: Request, power: int) -> Array:
+    """(d,) binary logarithms of the parameters' sds to a power, rounded down."""
+    if "proposal_means" in request:
+        parts = (request[f"proposal_{part}"] for part in ("weights", "means", "factors"))
+        logs = np.log2(np.diag(overall(Proposal(*map(np.asarray, parts)))[1])) / 2
+    else:
+        known = _prior_logs(model)
+        logs = np.maximum(known, _REACH) if power < 0 else np.minimum(known, -_REACH)
+    return np.floor(power * logs)
+
+
+@functools.lru_cache(maxsize=32)
+def _prior_logs(model: Model) -> Array:
+    return np.log2(np.diag(Target(model).prior_scale()[1])) / 2

@@ -1,0 +1,410 @@
+"""Attacks on sites by hand-made messages: each got more than the protocol gives, and is refused now."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+from hostile import (
+    FEW_ROUND,
+    NAMES,
+    PRIVATE,
+    SHARES,
+    SIZES,
+    START,
+    STUDY,
+    Coordinator,
+    honest_server,
+    kinds,
+    said,
+    summed,
+    sums,
+    uploads,
+)
+
+from fald.core.errors import ConfigError, PrivacyError, SecureSumError
+from fald.core.version import __version__
+from fald.federation import wire
+from fald.federation.secure.session import unmask_sum
+from fald.federation.site.policy import make_policy
+from fald.federation.site.run import UNSAID
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    return Coordinator(tmp_path)
+
+
+def begun(coordinator, study=STUDY):
+    assert kinds(coordinator.begin(coordinator.open(study))) == ["reply"] * 3
+    return coordinator
+
+
+# -- 1: questions of the coordinator's own ------------------------------------------------------------------
+
+
+def row_finding_states(count=40, slope=1e5):
+    """States θ = (K, 0, −Kc): their gradient jumps by one row where c passes its first column."""
+    cuts = np.linspace(-2, 2, count)
+    return np.stack([np.full(count, slope), np.zeros(count), -slope * cuts], axis=1)
+
+
+def test_states_that_single_out_rows_are_not_answered(coordinator):
+    begun(coordinator, FEW_ROUND)
+    for reply in coordinator.ask({"states": row_finding_states()}).values():
+        assert "not the one that the protocol asks" in said(reply)
+
+
+def test_without_the_audit_such_states_give_rows(tmp_path):
+    """The twin: a site that switches the audit off gives single rows away, to the digits of the grid."""
+    coordinator = begun(Coordinator(tmp_path, policy="audit = false\n"), FEW_ROUND)
+    found = sums(coordinator.ask({"states": row_finding_states(2000)}))["state_gradients"]
+    jumps = np.abs(np.diff(found[:, 1]))
+    jumps = jumps[jumps > 0.05]
+    rows = np.abs(np.concatenate([r["v"].values[np.abs(r["u"]) < 2] for r in coordinator.rows.values()]))
+    near = np.min(np.abs(rows[:, None] - jumps), axis=1)
+    assert np.mean(near < 1e-3) > 0.5
+
+
+def test_honest_rounds_are_answered_and_the_next_lie_is_not(coordinator):
+    begun(coordinator, FEW_ROUND)
+    server = honest_server(FEW_ROUND)
+    request = next(server)
+    first = coordinator.ask(request)
+    request = server.send(sums(first))
+    moved = {**request, "points": np.asarray(request["points"]) * 1.001}
+    for reply in coordinator.ask(moved, 2, passed={"masked": uploads(first)}).values():
+        assert "not the one that the protocol asks" in said(reply)
+    assert kinds(coordinator.ask(request, 2, passed={"masked": uploads(first)})) == ["reply"] * 3
+
+
+def test_a_request_within_the_tolerance_moves_nothing(tmp_path):
+    """The site answers its own question, so that a small lie changes no digit of the answer."""
+    answers = []
+    for i, factor in enumerate((1.0, 1 + 1e-12)):
+        (tmp_path / str(i)).mkdir()
+        coordinator = begun(Coordinator(tmp_path / str(i)), FEW_ROUND)
+        request = next(honest_server(FEW_ROUND))
+        answers.append(sums(coordinator.ask({**request, "points": request["points"] * factor})))
+    assert all(np.array_equal(answers[0][name], answers[1][name]) for name in answers[0])
+
+
+def test_sums_that_were_not_given_do_not_steer_the_protocol(coordinator):
+    begun(coordinator, FEW_ROUND)
+    server = honest_server(FEW_ROUND)
+    first = coordinator.ask(next(server))
+    request = server.send(sums(first))
+    right = uploads(first)
+    nothing = coordinator.ask(request, 2)
+    wrong = right.copy()
+    wrong[0] += np.uint64(1)
+    others = right.copy()
+    others[1:] = others[[2, 1]]
+    others[2] += np.uint64(1)
+    for replies in (nothing, coordinator.ask(request, 2, passed={"masked": wrong})):
+        assert "refusal" in kinds(replies)
+    assert "do not cancel" in said(coordinator.ask(request, 2, passed={"masked": others})["a"])
+    assert kinds(coordinator.ask(request, 2, passed={"masked": right})) == ["reply"] * 3
+
+
+def test_both_logs_have_both_digests(coordinator):
+    begun(coordinator, FEW_ROUND)
+    text = said(coordinator.ask({"states": row_finding_states()})["a"])
+    own, theirs = [word for word in text.replace(",", " ").split() if len(word) == 16]
+    log = (coordinator.workers["a"].settings.state / "site.log").read_text()
+    assert own in log and theirs in log and own != theirs  # noqa: PT018
+
+
+def test_a_request_without_curvature_in_the_study_gets_none(tmp_path):
+    coordinator = Coordinator(tmp_path, policy="curvature = false\n")
+    assert "curvature" in said(coordinator.open(FEW_ROUND)["a"])
+    begun(coordinator, {**FEW_ROUND, "fit": {"curvature": False}})
+    for reply in coordinator.ask({"anchors": np.zeros((1, 3))}).values():
+        assert "declares no request" in said(reply)
+
+
+# -- 2: noise that is accounted for and not there -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"correlation": 1 - 1e-8},
+        {"step-size": 1e24, "clip-norm": 1e-34},
+        {"step-size": 1e-44},
+        {"temperature": 1e-30},
+        {"clip-norm": 1e-20},
+        {"clip-norm": 1e30},
+    ],
+)
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_settings_whose_noise_rounding_takes_away_are_refused(coordinator, change, precision):
+    sampler = {**PRIVATE["sampler"], "precision": precision, **change}
+    replies = coordinator.begin(coordinator.open({**PRIVATE, "sampler": sampler}))
+    assert "of a private run must be between" in said(replies["a"])
+    assert not (coordinator.workers["a"].settings.state / "ledger.jsonl").exists()
+
+
+def test_noise_lost_beside_large_parameters_is_refused():
+    from fald.langevin.fald import fald
+    from fald.langevin.safety import check_noise
+
+    method = fald(local_steps=1, step_size=1e-6, clip_norm=1.0)
+    check_noise(method, 0.5, 0.5, largest=1.0)
+    with pytest.raises(PrivacyError, match="last digits"):
+        check_noise(method, 0.5, 0.5, largest=1e6)
+
+
+# -- 3: what a refusal tells --------------------------------------------------------------------------------
+
+
+def opening(coordinator, **data):
+    study = {**FEW_ROUND, "data": {**STUDY["data"], **data}, "model": {"family": "poisson"}}
+    return coordinator.open(study)["a"]
+
+
+def test_errors_do_not_bisect_a_column(tmp_path):
+    """A Poisson target must not be negative, so that shifting it asks for its least value, bit by bit."""
+    coordinator = Coordinator(tmp_path)
+    replies = [opening(coordinator, scaling={"y": {"center": c, "scale": 1}}) for c in (0.5, 2.0)]
+    replies.append(opening(coordinator, categories={"u": ["left", "right"]}))
+    assert {said(reply) for reply in replies} == {UNSAID}
+    assert {reply.values["error"] for reply in replies} == {"FederationError"}
+
+
+def test_forbidden_columns_are_refused_before_rows_are_read(tmp_path):
+    coordinator = Coordinator(tmp_path, policy='allowed-columns = ["y", "u"]\n')
+    read = []
+    coordinator.workers["a"]._load = lambda study: read.append(study)
+    for center in (0.5, 2.0):
+        assert "(allowed-columns)" in said(
+            opening(coordinator, scaling={"v": {"center": center, "scale": 1}})
+        )
+    assert read == []
+
+
+def test_failed_openings_are_counted_on_disk_and_limited(tmp_path):
+    coordinator = Coordinator(tmp_path, policy="max-failed-opens = 3\n")
+    for i in range(3):
+        assert said(opening(coordinator, scaling={"y": {"center": i + 0.5, "scale": 1}})) == UNSAID
+        coordinator.again("a")
+    assert "(max-failed-opens)" in said(coordinator.open()["a"])
+    path = coordinator.workers["a"].settings.state / "failed.json"
+    path.write_text(json.dumps([time.time() - 90_000] * 3))
+    assert coordinator.open()["a"].kind == "reply"
+
+
+# -- 4: uploads that are more than sums ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fsgld", "laplace", "scaffold-2"])
+def test_nothing_leaves_beside_a_secure_sum(coordinator, method):
+    settings = {"num-rounds": 10, "num-chains": 2, "step-size": 1e-3, "local-steps": 2, "method": method}
+    reply = coordinator.open({**STUDY, "sampler": settings})["a"]
+    said(reply)
+    assert not reply.arrays
+
+
+# -- 5: parameters at which a row overflows -----------------------------------------------------------------
+
+
+def test_parameters_that_are_no_numbers_are_refused(coordinator):
+    begun(coordinator)
+    for bad in (np.nan, np.inf):
+        assert "not finite" in said(coordinator.round(position=START + bad)["a"])
+
+
+def test_rows_that_overflow_are_no_refusal(tmp_path):
+    """A refusal would name the site and tell whether one of its rows is large."""
+    coordinator = begun(Coordinator(tmp_path, policy="audit = false\n"))
+    replies = coordinator.round(position=START + 1e300)
+    assert kinds(replies) == ["reply"] * 3
+    assert not np.isfinite(unmask_sum(list(uploads(replies)))).all()
+
+
+def test_a_row_whose_gradient_is_no_number_counts_as_zero():
+    from fald.calculus.gradients import clip_rows
+
+    rows = np.array([[np.nan, 1.0], [np.inf, 0.0], [3.0, 4.0], [1e-30, 0.0], [1e30, 1e30]], np.float32)
+    cut, factor = clip_rows(rows, np.float32(1e-34))
+    norms = np.linalg.norm(np.asarray(cut, float) * np.asarray(factor, float)[:, None], axis=1)
+    assert np.isfinite(norms).all()
+    assert (norms <= 1e-34 * (1 + 1e-5)).all()
+
+
+# -- 6: noise that others claim -----------------------------------------------------------------------------
+
+
+def spent(coordinator, sizes):
+    opened = coordinator.open(PRIVATE)
+    coordinator.begin(opened, sizes=dict.fromkeys(NAMES, sizes))
+    return json.loads((coordinator.workers["a"].settings.state / "ledger.jsonl").read_text())["epsilon"]
+
+
+def test_the_ledger_does_not_count_noise_of_others(tmp_path):
+    """With a secure sum others' noise would hide this site's rows, if they were honest and had any."""
+    for name in ("with", "without"):
+        (tmp_path / name).mkdir()
+    together = spent(Coordinator(tmp_path / "with"), SIZES)
+    alone = Coordinator(tmp_path / "without", secure=False, policy="unsummed = true\n")
+    assert together == pytest.approx(spent(alone, SIZES), rel=1e-9)
+
+
+def test_colluders_are_taken_as_the_largest(tmp_path):
+    """One that claims two thousand million rows takes all other noise away."""
+    charged = []
+    for i, (policy, sizes) in enumerate(
+        [("", [20, 30, 50]), ("colluders = 1\n", [20, 30, 50]), ("colluders = 0\n", [20, 30, 50])]
+    ):
+        (tmp_path / str(i)).mkdir()
+        text = f"[privacy]\n{policy}" if policy else None
+        charged.append(spent(Coordinator(tmp_path / str(i), policy=text), sizes))
+    assert charged[0] > charged[1] > charged[2]
+
+
+# -- 7, 8: rounds out of range, and the same noise twice ----------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [-1, 0, 11, 2**31 - 1, 2**31, 2**40, 1.5, "1", True])
+def test_rounds_that_the_study_has_not_are_refused(coordinator, number):
+    begun(coordinator)
+    said(coordinator.round(number=number)["a"])
+
+
+def private_upload(coordinator, **how):
+    reply = coordinator.round(**how)["a"]
+    assert reply.kind == "reply", reply.values
+    return reply.arrays["leaf_0"]
+
+
+def test_no_two_tasks_get_the_same_noise(tmp_path):
+    coordinator = Coordinator(tmp_path, secure=False, policy="unsummed = true\n")
+    begun(coordinator, PRIVATE)
+    first = private_upload(coordinator)
+    assert np.array_equal(first, private_upload(coordinator))  # the same message, the same reply
+    coordinator.again("a")
+    assert np.array_equal(first, private_upload(coordinator))  # from the disk
+    coordinator.ids["session"] = "4" * 16
+    begun(coordinator, PRIVATE)
+    assert np.array_equal(first, private_upload(coordinator))  # the same task after a crash
+    other = private_upload(coordinator, position=START + 1e-3, attempt=2, number=2)
+    assert np.abs(other - 1e-3 - first).min() > 1e-9
+
+
+def test_two_workers_on_one_folder_know_of_each_other(coordinator):
+    begun(coordinator)
+    first = coordinator.workers["a"]
+    assert coordinator.round()["a"].kind == "reply"
+    coordinator.again("a")
+    arrays = {"weight": np.tile(SHARES, (2, 1)), "leaf_0": START + 1}
+    values = {"round": 1, "attempt": 2, "leaves": 1, "saved": 0}
+    for worker in (coordinator.workers["a"], first):
+        content = wire.pack("round", {**coordinator.ids, **values}, arrays)
+        assert "answered before" in said(wire.unpack(worker.handle(content)))
+
+
+def test_start_and_root_are_the_study_s(coordinator):
+    opened = coordinator.open()
+    identities = {name: worker.identity.public for name, worker in coordinator.workers.items()}
+    hellos = {name: reply.values["hello"] for name, reply in opened.items()}
+    values = {"names": NAMES, "sizes": SIZES, "hellos": hellos, "identities": identities}
+    for extra in ({"start": np.zeros((1000, 3))}, {"root": np.ones(2, np.uint32)}):
+        assert "should not have" in said(coordinator.say("a", "begin", values, extra))
+
+
+def test_a_broadcast_must_be_the_average(coordinator):
+    begun(coordinator)
+    assert "not the average" in said(coordinator.round(position=START + 1)["a"])
+    first = coordinator.round()
+    average = summed(first)[:6].reshape(2, 3)
+    shown = uploads(first)
+    assert "not passed on" in said(coordinator.round(position=average, number=2)["a"])
+    moved = coordinator.round(position=average + 1e-3, number=2, passed=shown)
+    assert "not the average" in said(moved["b"])
+    assert kinds(coordinator.round(position=average, number=2, passed=shown)) == ["reply"] * 3
+
+
+# -- 10, 11: one id for several runs ------------------------------------------------------------------------
+
+
+def test_a_run_does_not_go_on_without_a_site(coordinator):
+    begun(coordinator)
+    values = {"version": __version__, "study": STUDY, "secure": True, "names": ["a", "b", "d"]}
+    assert "not those pinned here" in said(coordinator.say("a", "open", values))
+    coordinator.ids["run"] = "3" * 16
+    assert "not those pinned here" in said(coordinator.say("a", "open", values))
+
+
+def test_subsets_may_be_allowed_by_the_site_alone(tmp_path):
+    coordinator = begun(Coordinator(tmp_path, policy='allowed-subsets = [["a", "b", "d"]]\n'))
+    coordinator.ids["run"] = "3" * 16
+    values = {"version": __version__, "study": STUDY, "secure": True, "names": ["a", "b", "d"]}
+    assert coordinator.say("a", "open", values).kind == "reply"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"model": {"family": "logistic", "prior-scale": 1.0}}, {"sampler": {**STUDY["sampler"], "seed": 5}}],
+)
+def test_one_id_is_one_study(coordinator, change):
+    begun(coordinator)
+    assert "another study" in said(coordinator.open({**STUDY, **change})["a"])
+    coordinator.secure = False
+    assert "unsummed" in said(coordinator.open()["a"])
+
+
+# -- 12: limits that were walked around ---------------------------------------------------------------------
+
+
+def test_rounds_are_counted_over_sessions(tmp_path):
+    coordinator = Coordinator(tmp_path, secure=False, policy="unsummed = true\nmax-rounds = 10\n")
+    for session in range(3):
+        coordinator.ids["session"] = f"{session:016x}"
+        begun(coordinator)
+        replies = [coordinator.round(position=START + session, number=n) for n in range(1, 6)]
+        expected = ["reply"] * 5 if session < 2 else ["refusal"] * 5
+        assert [r["a"].kind for r in replies] == expected
+
+
+def test_privacy_that_is_required_needs_a_limit():
+    with pytest.raises(ConfigError, match="needs 'max-epsilon'"):
+        make_policy({"privacy": {"required": True}})
+
+
+# -- 13: who decides about the secure sum -------------------------------------------------------------------
+
+
+def test_three_sites_send_no_upload_of_their_own_by_default(tmp_path):
+    coordinator = Coordinator(tmp_path, secure=False)
+    assert "(unsummed)" in said(coordinator.open()["a"])
+
+
+# -- also: work, and words ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["local-steps", "num-chains", "num-rounds"])
+def test_work_is_limited_by_default(coordinator, key):
+    reply = coordinator.open({**STUDY, "sampler": {**STUDY["sampler"], key: 2_000_000}})["a"]
+    assert "(max-" in said(reply)
+
+
+def test_terminal_escapes_are_neutralised(coordinator):
+    escape = "\x1b]0;owned\x07"
+    coordinator.open({**STUDY, "title": escape})
+    state = coordinator.workers["a"].settings.state
+    assert "\x1b" not in (state / "record.jsonl").read_text() + (state / "site.log").read_text()
+    assert "\\u001b" not in (state / "record.jsonl").read_text()
+    values = {"version": escape, "study": STUDY, "secure": True, "names": NAMES}
+    assert "\x1b" not in said(coordinator.say("a", "open", values))
+
+
+def test_masks_of_another_task_give_noise(coordinator):
+    """The twin of all sums above: uploads of different sessions do not add up to anything."""
+    begun(coordinator)
+    first = coordinator.round()
+    coordinator.ids["session"] = "5" * 16
+    begun(coordinator)
+    again = coordinator.round()
+    assert np.array_equal(summed(first), summed(again))
+    with pytest.raises(SecureSumError, match="do not cancel"):
+        unmask_sum([first["a"].arrays["masked"], *[again[n].arrays["masked"] for n in "bc"]])

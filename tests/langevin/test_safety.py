@@ -1,0 +1,101 @@
+"""Noise of private runs: what is really added has the sd that is accounted for, or the run is refused."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fald
+from fald.calculus.gradients import Rows, clip_rows
+from fald.core.errors import PrivacyError
+from fald.langevin.client import Setup, Visit, client_round
+from fald.langevin.safety import accounted_sd, as_used, check_noise
+
+CHAINS = 4000
+MODEL = fald.models.gaussian_location([[1.0]])
+
+
+def program(method, size, total, dtype):
+    """A client's uploads of one round in many chains, compiled once for all settings."""
+    skeleton, _ = method.split()
+
+    setup = Setup(MODEL, skeleton, 2, "full")
+
+    @jax.jit
+    def run(hyper, weight, position):
+        rows = Rows(jnp.zeros((size, 1), dtype), jnp.int32(0), jnp.int32(size), jnp.int32(total), size, True)
+
+        def one(key):
+            visit = Visit((jnp.array([1, 2], jnp.uint32), key), jnp.int32(0), weight, jnp.int32(0))
+            return client_round(setup, hyper, rows, visit, message=position, memory=())[0].position
+
+        return jax.vmap(one)(jnp.stack([jnp.arange(CHAINS, dtype=jnp.uint32)] * 2, axis=1))
+
+    return run
+
+
+def random_settings(rng):
+    return {
+        "step_size": float(10 ** rng.uniform(-46, 30))
+        if rng.random() < 0.3
+        else float(10 ** rng.uniform(-9, 0)),
+        "temperature": float(10 ** rng.uniform(-12, 8)) if rng.random() < 0.3 else 1.0,
+        "correlation": float(1 - 10 ** rng.uniform(-9, 0))
+        if rng.random() < 0.3
+        else float(rng.uniform(0.01, 0.99)),
+        "clip_norm": float(10 ** rng.uniform(-36, 20)) if rng.random() < 0.3 else 1.0,
+    }
+
+
+def off(run, method, place, share):
+    """Standard errors by which the sd of what a round adds is off the accounted one."""
+    start = jnp.full(1, place, jnp.float32)
+    added = np.asarray(run(method.split()[1], jnp.float32(share), start), float)[:, 0]
+    added -= np.median(added)  # its drift, which all chains share
+    return abs(added.std() / accounted_sd(method, share, share) - 1) * math.sqrt(2 * CHAINS)
+
+
+def test_noise_on_uploads_has_the_accounted_sd_or_is_refused():
+    rng = np.random.default_rng(5)
+    run, share, refused = None, 20 / 50, 0
+    for _ in range(200):
+        place = float(rng.choice([0.0, 1.0, 300.0]))
+        method = fald.samplers.fald(local_steps=1, **random_settings(rng))
+        run = run or program(method, 20, 50, jnp.float32)
+        try:
+            check_noise(method, share, share, place)
+        except PrivacyError:
+            refused += 1
+            continue
+        assert off(run, method, place, share) < 4
+    assert 20 < refused < 150
+
+
+def test_what_is_refused_had_no_such_noise():
+    """The twin: correlation so near to 1 that float32 has no noise left."""
+    method = fald.samplers.fald(local_steps=1, step_size=1e-3, correlation=1 - 1e-8, clip_norm=1.0)
+    with pytest.raises(PrivacyError, match="correlation of a private run"):
+        as_used(method)
+    like = fald.samplers.fald(local_steps=1, step_size=1e-3, correlation=0.5, clip_norm=1.0)
+    run = program(like, 20, 50, jnp.float32)
+    assert np.ptp(np.asarray(run(method.split()[1], jnp.float32(0.4), jnp.zeros(1, jnp.float32)))) == 0
+
+
+def test_settings_are_accounted_as_the_sampler_has_them():
+    method = fald.samplers.fald(local_steps=1, step_size=1e-5, correlation=0.3, clip_norm=0.1)
+    used = as_used(method)
+    assert used["step_size"] == float(np.float32(1e-5)) != 1e-5
+    assert used["correlation"] == float(np.float32(0.3))
+
+
+@pytest.mark.parametrize("size", [1e-42, 1e-30, 1e-3, 1.0, 1e20, 1.5e38, 3e38])
+@pytest.mark.parametrize("clip", [1e-34, 1e-6, 1.0, 1e6])
+def test_no_row_passes_its_bound(size, clip):
+    rows = np.float32(size) * np.array([[1, 0, 0], [0.5, -0.5, 0.7], [1, 1, 1]], np.float32)
+    cut, factor = clip_rows(jnp.asarray(rows), jnp.float32(clip))
+    norms = np.linalg.norm(np.asarray(cut, float) * np.asarray(factor, float)[:, None], axis=1)
+    assert (norms <= clip * (1 + 1e-5)).all()
+    small = np.linalg.norm(rows.astype(float), axis=1) < clip * (1 - 1e-5)
+    np.testing.assert_array_equal(np.asarray(factor)[small], 1)
