@@ -168,6 +168,8 @@ def test_of_three_checks_of_the_fit_the_farthest_that_fails_is_told():
     # one that is far off but not improbable does not count
     wide = {"p_value": 0.5, "distance": 50.0}
     assert fit(calibration_error=wide).colour == "green"
+    assert not fit(calibration_error=wide).advice
+    assert "look at the figures" in fit(site_means=near).advice
     assert fit(site_means=near, calibration_error=wide).colour == "amber"
     assert fit(site_means={"p_value": 0.5, "distance": 0.0}).shown == "p 1"
     assert fit(site_means={"p_value": 0.02, "distance": 0.0}).shown == "p 0.06"

@@ -1,0 +1,80 @@
+"""The vocabulary of what leaves, written down again: a slip in it would weaken every check made from it."""
+
+import numpy as np
+import pytest
+
+from fald.core.errors import PolicyError
+from fald.core.reveals import KINDS, UNDECLARED, Reveals, check_preparation, check_upload, shows_curvature
+from fald.fewround.methods import FIT_METHODS
+from fald.fewround.site import ANSWERS
+from fald.langevin.registry import METHODS, declared
+
+# axes of the length of the parameters, and whether it is made of second derivatives over rows
+MEANT = {
+    "nothing": (0, False), "count": (0, False), "value": (0, False), "point": (1, False),
+    "position": (1, False),
+    "quantised": (1, False), "gradient": (1, False), "shift": (1, False), "mode": (1, False),
+    "hessian": (2, True), "precision": (2, True), "square": (2, True), "leverage": (0, True),
+}  # fmt: skip
+CURVED_METHODS = {"fsgld", "consensus", "consensus-parametric", "laplace"}
+CURVED_REQUESTS = {"anchor", "smooth", "local", "step"}
+
+
+def test_kinds_are_those_that_are_meant():
+    assert {kind: (k.axes, k.curvature) for kind, k in KINDS.items()} == MEANT
+    for kind, (_, curved) in MEANT.items():
+        assert shows_curvature([kind]) == shows_curvature(["value", kind]) == curved
+    assert not shows_curvature([])
+
+
+def test_methods_and_requests_that_send_curvature_are_those():
+    known = {name for name in METHODS if declared(name) is not None}
+    assert {name for name in known if declared(name).reveals.curvature} == CURVED_METHODS
+    found = {
+        kind for kind, a in ANSWERS.items() if shows_curvature(number for number, _ in a.arrays.values())
+    }
+    assert found == CURVED_REQUESTS
+    for method in FIT_METHODS.values():
+        assert not CURVED_REQUESTS & set(method.without_curvature)
+
+
+def test_a_declaration_must_make_sense():
+    with pytest.raises(ValueError, match="no kind of number is called 'rows'"):
+        Reveals(("position", "rows"))
+    with pytest.raises(ValueError, match="no kind of number is called 'rows'"):
+        Reveals(preparation={"x": "rows"})
+    with pytest.raises(ValueError, match="at least a position and an energy"):
+        Reveals(("position",))
+    for more in ({"uploads": ("position", "value", "gradient")}, {"preparation": {"x": "mode"}}):
+        with pytest.raises(ValueError, match="only positions and energies are summed"):
+            Reveals(**more, sums=True)
+    Reveals(("position", "value"), sums=True)
+
+
+def test_a_declaration_says_what_it_holds():
+    plain = Reveals()
+    assert (plain.uploads, plain.sums, plain.accounted, plain.declared) == (
+        ("position", "value"),
+        False,
+        False,
+        True,
+    )
+    assert (plain.energy, plain.curvature, plain.kinds) == (True, False, ("value", "position"))
+    quiet = Reveals(("position", "nothing"), preparation={"x": "hessian"})
+    assert (quiet.energy, quiet.curvature) == (False, True)
+    assert quiet.kinds == ("nothing", "position", "hessian")
+    assert quiet.sentences() == ["where its own steps ended", "second derivatives over its rows"]
+    assert UNDECLARED.curvature  # as far as anybody knows
+    assert not UNDECLARED.declared
+
+
+def test_what_is_not_declared_does_not_leave():
+    arrays = [np.zeros((2, 3)), np.zeros(2)]
+    check_upload(Reveals(), arrays, [np.zeros(2)], 3)
+    with pytest.raises(PolicyError, match="does not declare what it sends"):
+        check_upload(UNDECLARED, arrays, [], 3)
+    with pytest.raises(PolicyError, match=r"does not send what the method declares$"):
+        check_preparation(UNDECLARED, {}, 3)
+    with pytest.raises(PolicyError, match="does not send what the method declares: 'x'"):
+        check_preparation(Reveals(), {"x": np.zeros((1, 3))}, 3)
+    check_preparation(Reveals(), {}, 3)
