@@ -27,6 +27,7 @@ def _terms(family: str, eta, extra, y):
         return -0.5 * ((y - eta) * jnp.exp(-extra)) ** 2 - extra
     if family == "student":
         return -2.5 * jnp.log1p(((y - eta) * jnp.exp(-extra)) ** 2 / 4) - extra
+    extra = jnp.minimum(extra, 12.0)  # beyond, differences of large logarithms would be rounding alone
     shape = jnp.exp(extra)
     if family == "gamma":
         return shape * (extra - eta) - gammaln(shape) + (shape - 1) * jnp.log(y) - shape * y * jnp.exp(-eta)

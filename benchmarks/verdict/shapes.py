@@ -23,8 +23,10 @@ def _radial(dim: int, radius: float, width: float) -> tuple[float, float]:
     r = np.linspace(1e-6, radius + 12 * width, 20_001)
     level = -0.5 * ((r - radius) / width) ** 2 + (dim - 1) * np.log(r)
     surface = np.log(2) + dim / 2 * np.log(np.pi) - gammaln(dim / 2)
-    mass = logsumexp(level)
-    return float(mass + np.log(r[1] - r[0]) + surface), float(np.exp(logsumexp(level + 2 * np.log(r)) - mass))
+    mass = np.asarray(logsumexp(level))
+    return float(mass + np.log(r[1] - r[0]) + surface), float(
+        np.exp(np.asarray(logsumexp(level + 2 * np.log(r))) - mass)
+    )
 
 
 @cache

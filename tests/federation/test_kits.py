@@ -1,7 +1,7 @@
 """Kits, certificates and the parts of the NVIDIA FLARE adapter that need no running federation."""
 
 import json
-import os
+import shutil
 import stat
 import threading
 import time
@@ -36,8 +36,6 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def trial(made, tmp_path):
-    import shutil
-
     return shutil.copytree(made, tmp_path / "trial")
 
 
@@ -84,7 +82,73 @@ def test_private_keys_are_private_and_kits_hold_none(made):
     assert "PRIVATE KEY" not in text
 
 
-def test_a_site_runs_only_our_class_and_sends_no_logs(made):
+def test_a_kit_holds_data_only(made):
+    kit = made / "sites" / "north"
+    files = sorted(p.relative_to(kit).as_posix() for p in kit.rglob("*") if p.is_file())
+    assert files == ["kit.json", "startup/rootCA.pem"]
+
+
+CHANGES = {
+    "resources of the sender": ("local/resources.json.default", "{}"),
+    "code of the sender": ("local/custom/sitecustomize.py", "print('owned')"),
+    "a module beside": ("numpy.py", "print('owned')"),
+    "another start": ("startup/sub_start.sh", "echo owned"),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_changed_kit_is_refused(trial, how):
+    kit = trial / "sites" / "north"
+    about = kits.read_kit(kit)
+    kits.settle(kit, about)
+    name, text = CHANGES[how]
+    (kit / name).parent.mkdir(parents=True, exist_ok=True)
+    (kit / name).write_text(text)
+    with pytest.raises(FederationError, match="has been changed"):
+        kits.settle(kit, about)
+
+
+def test_what_runs_at_a_site_is_written_by_the_site(trial):
+    """Whoever alters the engine's settings in a kit would run code at the site through them."""
+    kit = trial / "sites" / "north"
+    (kit / "local" / "resources.json").write_text(json.dumps({"components": [{"path": "os.system"}]}))
+    (kit / "startup" / "fed_client.json").write_text("{}")
+    kits.settle(kit, kits.read_kit(kit))
+    assert "os.system" not in (kit / "local" / "resources.json").read_text()
+    assert json.loads((kit / "startup" / "fed_client.json").read_text())["client"]["fqsn"] == "north"
+
+
+@pytest.mark.parametrize(
+    "change", [{"site": "../north"}, {"host": "a b"}, {"port": "8102; rm"}, {"sites": ["north", "../x"]}]
+)
+def test_a_kit_of_nonsense_is_refused(trial, change):
+    path = trial / "sites" / "north" / "kit.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(StorageError, match="damaged"):
+        kits.read_kit(trial / "sites" / "north")
+
+
+def test_a_site_stays_with_its_authority(trial, tmp_path):
+    """The authority is shown at both ends, and a kit of another one is refused afterwards."""
+    table = tmp_path / "rows.csv"
+    table.write_text("y,u\n1,2\n")
+    kit, heard = trial / "sites" / "north", []
+    with pytest.raises(FederationError, match="no certificate came"):
+        commands.join(kit, table, None, None, heard.append, patience=0.1)
+    found = kits.authority_fingerprint(trial / "server")
+    assert any(found in line for line in heard)
+    assert any("Only two sites" in line for line in heard)
+    said = commands.init(tmp_path / "other", "north,south", "127.0.0.1", 8102)
+    assert kits.authority_fingerprint(tmp_path / "other" / "server") in said
+    forged = tmp_path / "other" / "sites" / "north" / "startup" / "rootCA.pem"
+    (kit / "startup" / "rootCA.pem").write_bytes(forged.read_bytes())
+    with pytest.raises(FederationError, match="this site has joined"):
+        commands.join(kit, table, None, None, heard.append, patience=0.1)
+
+
+def test_a_site_runs_only_our_class_and_sends_no_logs(trial):
+    made = trial
+    kits.settle(made / "sites" / "north", kits.read_kit(made / "sites" / "north"))
     site = json.loads((made / "sites" / "north" / "local" / "resources.json").read_text())
     assert site["class_allow_list"] == ["fald.federation.engines.nvflare.adapter.SiteExecutor"]
     assert site["class_list_enforcement_mode"] == "enforce"
@@ -198,7 +262,7 @@ def test_join_checks_before_it_asks(trial, tmp_path):
         commands.join(kit, table, None, None, lines.append, patience=0.1)
     assert "2 rows" in lines[0]
     request = json.loads((kit / "request.json").read_text())
-    assert certificates.fingerprint(request) in lines[1]
+    assert certificates.fingerprint(request) in lines[-1]
     south = trial / "sites" / "south"
     ask(trial, "south")
     kits.approve(trial, folder.read_settings(trial), south / "request.json")
@@ -329,11 +393,13 @@ def test_the_watchdog_barks_only_when_nothing_moves(tmp_path, monkeypatch):
     assert dog.is_stuck()
 
 
-def test_units_name_the_folder(made):
+def test_units_name_the_folder(made, tmp_path):
     unit = (made / "server" / "server.service").read_text()
     assert f"federation serve {made.resolve()}" in unit
     assert "Restart=always" in unit
-    assert os.access(made / "sites" / "north" / "site.service", os.R_OK)
+    copy = shutil.copytree(made / "sites" / "north", tmp_path / "north")
+    kits.settle(copy, kits.read_kit(copy))
+    assert f"federation join {copy}" in (copy / "site.service").read_text()
 
 
 def test_a_missing_engine_is_named(monkeypatch, tmp_path):

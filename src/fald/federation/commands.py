@@ -22,6 +22,7 @@ from fald.federation.folder import (
     read_submitted,
 )
 from fald.federation.secure.identity import Identity, check_public
+from fald.federation.secure.session import FEWEST_SITES
 from fald.federation.site.policy import read_policy
 from fald.federation.site.record import as_rows, read_record
 from fald.federation.site.worker import read_site
@@ -44,7 +45,8 @@ def init(folder: Path, sites: str, host: str, port: int, engine: str = ENGINE) -
             f"Made the federation {federation.name} in {folder}, server at {host}:{port}, "
             f"{count} sites: {', '.join(federation.sites)}.",
             f"Keep {folder / 'authority'} to yourself: it decides who belongs to the federation.",
-            f"Give each site its folder of {folder / 'sites'}; it holds no secret.",
+            f"Give each site its folder of {folder / 'sites'}; it holds no secret and no program.",
+            *ENGINES[engine].fingerprint(folder),
             "Next:",
             f"  fald federation serve {folder}          here; leave it running",
             f"  fald federation join {kit} --data FILE          at each site, with its own folder and table",
@@ -102,18 +104,48 @@ def join(
     if pins is not None:
         _check_pins(pins, about["site"])
     place = (state or kit / "site").resolve()
-    site = write_site(place, about["site"], {"data": data, "policy": policy, "pins": pins})
+    asks = f"{about['host']}:{about['port']}, authority {about['authority']}"
+    _same_coordinator(place, asks)
+    files = {"data": data, "policy": policy, "pins": pins}
+    site = write_site(place, about["site"], files, coordinator=asks)
     rules = f"rules of {policy}" if policy else "default rules"
     report(f"Site {about['site']} of {about['federation']}: {rows:,} rows in {data}, {rules}")
+    report(
+        f"The federation's authority has the fingerprint {about['authority']}: compare it with what the "
+        "coordinator tells you by another way, such as the telephone."
+    )
+    if len(about["sites"]) < FEWEST_SITES:
+        other = ", ".join(name for name in about["sites"] if name != about["site"])
+        report(
+            "Only two sites: no secure sum can hide what this one sends. The coordinator sees each upload, "
+            f"and {other} can work out much from the result; 'unsummed = false' in a policy refuses that."
+        )
     identity = _identity(read_site(site).identity)
     place = Site(kit, about, site, read_site(site).state / "status.json", identity.public)
     engine.join(place, report, patience)
 
 
-def write_site(folder: Path, name: str, files: Mapping[str, Path | None]) -> Path:
+def _same_coordinator(place: Path, asks: str) -> None:
+    """Refuse a kit that names another server or authority than the one this site has joined."""
+    if not (place / "site.toml").exists():
+        return
+    before = read_site(place).coordinator
+    if before not in ("", asks):
+        raise FederationError(
+            f"the kit is for {asks}, and this site has joined {before}",
+            hint="if the federation was really made anew, join with another --state; otherwise the kit was "
+            "exchanged",
+        )
+
+
+def write_site(folder: Path, name: str, files: Mapping[str, Path | None], *, coordinator: str = "") -> Path:
     """Write ``site.toml``, which tells the site's workers where things are."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    values = {"name": name, **{key: str(path.resolve()) for key, path in files.items() if path is not None}}
+    values = {
+        "name": name,
+        **({"coordinator": coordinator} if coordinator else {}),
+        **{key: str(path.resolve()) for key, path in files.items() if path is not None},
+    }
     text = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
     write_atomically(folder / "site.toml", text.encode())
     return folder

@@ -150,8 +150,9 @@ def _summed(terms: Array) -> Array:
     """
     last, rate = terms[:, -1], np.nan_to_num(terms[:, -1] - terms[:, -2], nan=-np.inf)
     after = rate - np.log(-np.expm1(np.minimum(rate, -1e-12)))
-    whole = np.asarray(logsumexp(terms, axis=1))
-    return np.logaddexp(whole, np.where(np.isneginf(last), -np.inf, last + after))
+    return np.logaddexp(
+        np.asarray(logsumexp(terms, axis=1)), np.where(np.isneginf(last), -np.inf, last + after)
+    )
 
 
 def wide_cores(rays: Rays, found: Far, limit: float) -> Proposal | None:

@@ -44,6 +44,8 @@ def build_tree(
     }
     if guard is not None:
         del stats["energy"]  # clients of a private run keep it
+        if guard.protection.view == "summed":  # ε is that of sums, which show nothing of a single client
+            stats["drift"] = (per_slot, np.full_like(stats["drift"][1], np.nan))
         stats["epsilon"] = (["draw"], np.array([guard.epsilon(int(r)) for r in joined.round]))
     groups["sample_stats"] = xr.Dataset(stats, base)
     groups["constant_data"] = site_sizes(data.names, data.sizes)

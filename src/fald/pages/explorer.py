@@ -190,6 +190,14 @@ class SettingsExplorer:
         if run.scheme == "full":  # then S is not drawn, whatever the query says
             run = run._replace(num_participants=len(self.sizes))
         participation(run).check(np.asarray(self.sizes))
+        for name, most in (
+            ("local_steps", _LOCAL_STEPS[-1]),
+            ("num_rounds", _ROUNDS[-1]),
+            ("num_chains", 1000),
+        ):
+            limit = max(most, getattr(self.start, name))  # beyond, one request would keep the page busy
+            if getattr(run, name) > limit:
+                raise ConfigError(f"{_shown(name)} must be at most {limit} here; got {getattr(run, name)}")
         return run
 
     def _problem(self, batch_size: int) -> Problem:

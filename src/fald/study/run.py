@@ -16,7 +16,7 @@ import numpy as np
 from fald.core.errors import DiagnosticsError, FaldError, NonFiniteError, StorageError
 from fald.core.files import sole_owner, write_atomically
 from fald.fewround.exchange import InProcessExchange
-from fald.fewround.fit import tolerance_of
+from fald.fewround.fit import MAX_DIM, tolerance_of
 from fald.langevin.sampling import sample
 from fald.planner import foresee
 from fald.problem.data import FederatedData

@@ -66,6 +66,10 @@ class Deployment(Protocol):
         """Make what the server, the coordinator and every site need, below ``folder``."""
         ...
 
+    def fingerprint(self, folder: Path) -> list[str]:
+        """What sites compare by another way when they join, in words; nothing where there is nothing."""
+        ...
+
     def approve(self, folder: Path, request: Path, again: bool) -> tuple[str, str, Path]:
         """Let a site in: its name, the fingerprint of its request, and the file to send back."""
         ...
@@ -75,7 +79,7 @@ class Deployment(Protocol):
         ...
 
     def read_kit(self, kit: Path) -> Mapping[str, Any]:
-        """What a site's folder says: at least ``federation`` and ``site``."""
+        """A site's folder: federation, its sites, this site, host, port, fingerprint of the authority."""
         ...
 
     def join(self, site: Site, report: Report, patience: float | None) -> None:

@@ -26,6 +26,10 @@ class Flower:
         """The folder is written by hand."""
         _by_hand("the folder")
 
+    def fingerprint(self, folder: Path) -> list[str]:
+        """Certificates are made by hand."""
+        return []
+
     def approve(self, folder: Path, request: Path, again: bool) -> tuple[str, str, Path]:
         """Certificates are the SuperLink's."""
         _by_hand("the certificate of a site")

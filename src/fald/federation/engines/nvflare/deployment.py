@@ -28,6 +28,11 @@ class Nvflare:
         require_nvflare()
         kits.make_kits(folder, federation)
 
+    def fingerprint(self, folder: Path) -> list[str]:
+        """That of the authority."""
+        found = kits.authority_fingerprint(folder / "server")
+        return [f"Tell them its fingerprint by another way, such as the telephone: {found}."]
+
     def approve(self, folder: Path, request: Path, again: bool) -> tuple[str, str, Path]:
         """Sign a site's request."""
         require_nvflare()
@@ -57,7 +62,8 @@ class Nvflare:
         return kits.read_kit(kit)
 
     def join(self, site: Site, report: Report, patience: float | None) -> None:
-        """Get a certificate, then keep the site's process running."""
+        """Write what the engine runs by, get a certificate, then keep the site's process running."""
+        kits.settle(site.kit, site.about)
         _await_certificate(site.kit, site.about, site.public, report, patience)
         names = site.about["site"], site.about["federation"]
         supervisor = Supervisor("site", site.kit, *names, {"FALD_SITE": str(site.home)})

@@ -11,6 +11,7 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,15 @@ from fald.federation.engines.nvflare.certificates import (
     fingerprint,
     read_request,
 )
-from fald.federation.folder import KIT, SETTINGS, FederationSettings, enter_roster, read_roster
+from fald.federation.folder import (
+    KIT,
+    SETTINGS,
+    FederationSettings,
+    check_name,
+    enter_roster,
+    new_settings,
+    read_roster,
+)
 
 COORDINATOR = (
     "coordinator@fald.org"  # the engine wants users named like mail addresses; nothing is sent there
@@ -33,6 +42,12 @@ CLASSES = {
     "site": "fald.federation.engines.nvflare.adapter.SiteExecutor",
 }
 _ROLE = "lead"
+# what a kit holds when it is sent, and what joining adds
+_FILES = {
+    *(f"startup/{name}" for name in ("rootCA.pem", "client.crt", "client.key", "fed_client.json")),
+    *(f"local/{name}" for name in ("resources.json", "authorization.json", "log_config.json")),
+}
+_CODE = {".py", ".pyc", ".so", ".pyd", ".pth", ".sh", ".whl", ".zip", ".egg"}
 _DEAD = 120  # seconds without a heartbeat after which the server forgets a site
 
 
@@ -108,7 +123,7 @@ def approve_waiting(folder: Path, federation: FederationSettings) -> list[str]:
 
 
 def read_kit(kit: Path) -> dict[str, Any]:
-    """What a site's kit says: federation, site, host and port."""
+    """What a site's kit says: federation, its sites, this one, host, port, and who the authority is."""
     path = kit / KIT
     if not path.is_file():
         raise ConfigError(
@@ -117,8 +132,12 @@ def read_kit(kit: Path) -> dict[str, Any]:
         )
     try:
         found = json.loads(path.read_text())
-        return {key: found[key] for key in ("federation", "site", "host", "port")}
-    except (ValueError, KeyError, TypeError) as error:
+        about = {key: found[key] for key in ("federation", "site", "host", "port", "sites")}
+        for name in (about["site"], *about["sites"]):
+            check_name(name, "site")
+        new_settings(about["federation"], tuple(about["sites"]), about["host"], about["port"])
+        return {**about, "authority": authority_fingerprint(kit)}
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise StorageError(
             f"{path} is damaged ({error})", hint="ask the coordinator for the kit again"
         ) from error
@@ -171,32 +190,71 @@ def _make_server(kit: Path, federation: FederationSettings, authority: Authority
 
 
 def make_site(kit: Path, federation: FederationSettings, authority: Authority, site: str) -> None:
-    """The kit of a site, without its private key and certificate."""
-    startup = _make_folders(kit, authority)
+    """The kit of a site: where the server is, and the authority's certificate. Nothing in it is executed."""
+    _make_folders(kit, authority)
+    about = {"federation": federation.name, "site": site, "host": federation.host, "port": federation.port}
+    _write(kit / KIT, {**about, "sites": list(federation.sites)})
+
+
+def settle(kit: Path, about: Mapping[str, Any]) -> None:
+    """Write all that the engine will run by at a site, from the installed package alone.
+
+    Raises
+    ------
+    FederationError
+        If the kit holds anything beside what a kit holds: somebody has changed it.
+    """
+    _check_files(kit)
     server = {
-        "name": federation.name,
-        "service": {"target": f"{federation.host}:{federation.port}", "scheme": "grpc"},
-        "identity": federation.host,
+        "name": about["federation"],
+        "service": {"target": f"{about['host']}:{about['port']}", "scheme": "grpc"},
+        "identity": about["host"],
     }
     client = {
         "ssl_private_key": "client.key",
         "ssl_cert": "client.crt",
         "ssl_root_cert": "rootCA.pem",
-        "fqsn": site,
+        "fqsn": about["site"],
         "is_leaf": True,
         "connection_security": "mtls",
     }
-    _write(startup / "fed_client.json", {"format_version": 2, "servers": [server], "client": client})
+    _write(kit / "startup" / "fed_client.json", {"format_version": 2, "servers": [server], "client": client})
     _write(kit / "local" / "resources.json", _site_resources())
     _write(kit / "local" / "authorization.json", _authorization())
     _write(kit / "local" / "log_config.json", _logging())
-    about = {"federation": federation.name, "site": site, "host": federation.host, "port": federation.port}
-    _write(kit / KIT, about)
     _write_unit(
         kit / "site.service",
-        f"fald site {site} of federation {federation.name}",
-        "federation join /path/to/this/kit --data /path/to/rows.csv",
+        f"fald site {about['site']} of federation {about['federation']}",
+        f"federation join {shlex.quote(str(kit.resolve()))} --data /path/to/rows.csv",
     )
+
+
+def _check_files(kit: Path) -> None:
+    """Refuse files that the engine would read, or run, and that neither ``init`` nor ``join`` has made."""
+    found = [p.relative_to(kit).as_posix() for d in ("startup", "local") for p in (kit / d).rglob("*")]
+    found += [p.name for p in kit.iterdir() if p.suffix in _CODE]
+    odd = sorted(set(found) - _FILES)
+    links = sorted(p.relative_to(kit).as_posix() for p in kit.rglob("*") if p.is_symlink())
+    if odd or links:
+        raise FederationError(
+            f"{kit} has been changed: {(odd or links)[0]} does not belong into a kit",
+            hint="ask the coordinator for the kit again, and compare the fingerprint by telephone",
+        )
+
+
+def authority_fingerprint(kit: Path) -> str:
+    """Sixteen characters that stand for the authority whose certificate a folder holds."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.x509 import load_pem_x509_certificate
+
+    path = kit / "startup" / "rootCA.pem"
+    try:
+        digits = load_pem_x509_certificate(path.read_bytes()).fingerprint(SHA256()).hex()[:16]
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"{path} is no certificate of an authority", hint="ask the coordinator for the kit again"
+        ) from error
+    return "-".join(digits[i : i + 4] for i in range(0, 16, 4))
 
 
 def _make_folders(kit: Path, authority: Authority) -> Path:

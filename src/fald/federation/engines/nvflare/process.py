@@ -49,7 +49,13 @@ class Supervisor:
     ):
         self.kit, self.restarts = kit, 0
         self._command = [sys.executable, "-m", __name__, kind, str(kit.resolve()), name, organisation]
-        self._environment = {**_compiled_programs(), **os.environ, **(environment or {})}
+        # modules come from where Python is installed, never from the folder that somebody stands in
+        self._environment = {
+            **_compiled_programs(),
+            **os.environ,
+            "PYTHONSAFEPATH": "1",
+            **(environment or {}),
+        }
         self._process: subprocess.Popen[bytes] | None = None
         self._pause, self._began, self._restart_at = _FIRST_PAUSE, 0.0, 0.0
 
