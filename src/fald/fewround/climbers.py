@@ -103,7 +103,7 @@ class Climbers:
             found, self._thin = _wide_hills(self._next[seen], slopes[seen])
         else:
             deep = valley(np.concatenate([values[:, None], along.reshape(-1, _PATH)], axis=1))
-            deepest = np.argsort(-np.where(seen, deep, 0.0))[:_SENT]
+            deepest = np.argsort(-np.where(seen, deep, 0.0), kind="stable")[:_SENT]
             found = self._next[deepest[(seen & (deep > DIP))[deepest]]]
         up = seen & (values >= self._heights)
         self._places = np.where(up[:, None], self._next, self._places)
