@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: install demo test test-all test-quick test-others lint bench docs dist clean
+.PHONY: install demo test test-all test-quick test-others lint bench mutants docs dist clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fald needs Python 3.11 or newer; set PYTHON" >&2; exit 2; }
@@ -77,6 +77,9 @@ $(VENV)/bench.stamp: $(VENV)/dev.stamp
 bench: $(VENV)/bench.stamp  ## measure speed beside other loops, as ratios in one run; at most 15 minutes
 	$(BIN)/fald bench --out benchmarks/speed
 	$(BIN)/python -m benchmarks
+
+mutants: $(VENV)/dev.stamp  ## change the code in one place at a time; the tests must notice: MUTANTS='wire.py --all'
+	$(BIN)/python -m benchmarks.mutants $(MUTANTS)
 
 dist: $(VENV)/dev.stamp  ## build a wheel and a source archive in dist/
 	rm -rf dist

@@ -84,7 +84,7 @@ class Loopback:
             self.start("server", "serve", self.folder)
             for site, table in self.tables.items():
                 self.start(site, "join", self.folder / "sites" / site, "--data", table)
-            self.wait_for(self.is_complete, 300)
+            self.wait_for(self.is_complete, 600)
         except BaseException:
             self.__exit__()
             raise

@@ -20,7 +20,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 import fald
-from fald.lab.compare import Plan, compare
+from fald.lab.compare import ComparePlan, compare
 from fald.lab.compare_report import rows, size
 from fald.lab.reference import Reference, pooled_nuts
 
@@ -35,7 +35,7 @@ def trial():
     """The bundled trial: four hospitals, two of them tiny."""
     data = fald.datasets.load("indo")
     model = fald.datasets.load_bundled_study("indo").build_model(data.features)
-    return model, data, Plan(budget_rounds=1000, local_steps=5), "auto"
+    return model, data, ComparePlan(budget_rounds=1000, local_steps=5), "auto"
 
 
 def logistic():
@@ -46,7 +46,7 @@ def logistic():
     y = (rng.random(1500) < chance).astype(np.int32)
     data = fald.partition.dirichlet((x, y), y, 10, concentration=0.3, seed=0)
     model = fald.models.logistic_regression([f"x{i}" for i in range(6)])
-    return model, data, Plan(budget_rounds=1000, local_steps=5), "auto"
+    return model, data, ComparePlan(budget_rounds=1000, local_steps=5), "auto"
 
 
 def few_nuts(model, data, kept: Path) -> Reference:
@@ -67,7 +67,7 @@ def mnist():
     y = np.frombuffer(labels, np.uint8, offset=8)[:500].astype(np.int32)
     data = fald.partition.iid((x, y), 10, seed=0)
     model = fald.models.softmax_regression([f"p{i}" for i in range(784)], 10, prior_scale=0.05)
-    plan = Plan(methods=NO_MATRICES, budget_rounds=256, local_steps=5, num_chains=2)
+    plan = ComparePlan(methods=NO_MATRICES, budget_rounds=256, local_steps=5, num_chains=2)
     return model, data, plan, few_nuts
 
 

@@ -1,4 +1,4 @@
-"""Draw the pictures of the explanation pages: a round, what local steps cost, what R-hat does not see, rooms.
+"""Draw the pictures of the pages: a round, FA-LD and its law, local steps, what R-hat does not see, rooms.
 
 python docs/make_diagrams.py
 """
@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patches import Ellipse
 
+import fald
 from fald import gaussian
 
 IMAGES = Path(__file__).parent / "images"
@@ -111,6 +112,71 @@ def draw_local_steps() -> plt.Figure:
     return figure
 
 
+def draw_fa_ld() -> plt.Figure:
+    """Distance of the sampler's draws from the posterior as K grows, and of their exact law."""
+    figure, axes = plt.subplots(1, 2, figsize=(9.4, 3.4), sharey=True)
+    some = fald.without_replacement(5)
+    ways = {
+        "all 10 sites": {},
+        "5 sites a round, noise by realised weights": {"participation": some},
+        "5 sites a round, noise as published": {"participation": some, "noise": "paper"},
+    }
+    model = fald.Model(
+        logprior_fn=lambda theta: 0.0 * theta.sum(),
+        loglikelihood_fn=lambda theta, row: -0.5 * (row[1] - row[0] @ theta) ** 2,
+        initial_position=np.zeros(2),
+    )
+    steps = (1, 3, 10, 30, 100)
+    for axis, differ in zip(axes, (0.0, 0.9)):
+        data, energies = linear_sites(differ)
+        target = gaussian.target(*energies)
+        size = np.sqrt(np.trace(target.covariance))
+        for (name, way), colour, mark in zip(ways.items(), COLOURS, "osD"):
+            found, laws = [], []
+            for k in steps:
+                settings = {"local_steps": k, "step_size": 1e-4, **way}
+                law = gaussian.stationary(*energies, **settings)
+                laws.append(gaussian.wasserstein2(*law, *target) / size)
+                rounds = 40 + 400 // k
+                tree = fald.sample(
+                    0,
+                    model,
+                    data,
+                    num_rounds=rounds,
+                    num_warmup=rounds - 1,
+                    num_chains=4000,
+                    progress=False,
+                    **settings,
+                )
+                found.append(fald.diagnostics.distance(tree, target)["w2"].iloc[-1] / size)
+            axis.plot(steps, laws, "-", color=colour, lw=1.6)
+            axis.plot(steps, found, mark, color=colour, ms=6, label=name)
+        title = "Sites that differ in curvature" if differ else "Sites of the same curvature"
+        axis.set_title(title, loc="left", fontsize=12)
+        axis.set_xscale("log")
+        axis.set_xticks(steps, [f"{k}" for k in steps])
+        axis.minorticks_off()
+        axis.set_xlabel("local steps K")
+    axes[0].set_ylabel("W2 to the posterior,\nin units of its size")
+    axes[0].set_ylim(0)
+    axes[0].legend(loc="upper left", frameon=False, fontsize=9.5, title="marks: draws, lines: exact law")
+    return figure
+
+
+def linear_sites(differ: float) -> tuple[fald.FederatedData, tuple]:
+    """Ten sites with 20 rows (a, y) each, and their energies; ``differ`` spreads the sizes of a."""
+    rng = np.random.default_rng(3)
+    design, clients, hessians, centers = rng.normal(size=(20, 2)), {}, [], []
+    for c, scale in enumerate(np.exp(differ * np.linspace(-1, 1, 10))):
+        a = scale * design if not differ else scale * rng.normal(size=(20, 2))
+        y = a @ rng.normal(0, 0.4, 2) + rng.normal(size=20)
+        clients[f"site {c}"] = (a, y)
+        hessians.append(10 * a.T @ a)
+        centers.append(np.linalg.solve(a.T @ a, a.T @ y))
+    data = fald.FederatedData.from_arrays(clients)
+    return data, (np.array(hessians), np.array(centers), data.weights)
+
+
 def chains(local_steps: int, num_draws: int, rng, every: int) -> np.ndarray:
     """Second parameter of four chains of FA-LD, one draw in so many rounds."""
     start = gaussian.target(SHARP, CENTERS, WEIGHTS).mean
@@ -152,7 +218,13 @@ def draw_blind() -> plt.Figure:
 def main() -> None:
     """Write all pictures."""
     with plt.rc_context(STYLE):
-        for name, draw in (("round", draw_round), ("local-steps", draw_local_steps), ("blind", draw_blind)):
+        pictures = {
+            "round": draw_round,
+            "fa-ld": draw_fa_ld,
+            "local-steps": draw_local_steps,
+            "blind": draw_blind,
+        }
+        for name, draw in pictures.items():
             figure = draw()
             figure.tight_layout()
             figure.savefig(IMAGES / f"{name}.svg", metadata={"Date": None, "Creator": None})

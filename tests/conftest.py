@@ -17,8 +17,11 @@ _COMPILING = {
 for _name, _value in _COMPILING.items():
     os.environ.setdefault(_name, _value)
 
-# files that take longest begin first, so that no process is left with one of them when the others have ended
+# files that take longest begin first, so that no process is left with one of them when the others have ended;
+# before them federations, which mostly wait
 _LONGEST = (
+    "test_nvflare",
+    "test_flower",
     "test_exact_law",
     "test_conformance",
     "test_identities",
@@ -36,20 +39,11 @@ _LONGEST = (
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """One process runs the tests of a file: it compiles their programs and makes their fixtures once.
-
-    Federations come first, because theirs is the longest group and often waits.
-    """
+    """One process runs the tests of a file: it compiles their programs and makes their fixtures once."""
     order = {name: place for place, name in enumerate(_LONGEST)}
     for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    items.sort(
-        key=lambda item: (
-            item.get_closest_marker("federation") is None,
-            order.get(item.path.stem, len(order)),
-        )
-    )
+        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fald
 from fald import gaussian, theory
 
+SLOW = pytest.mark.slow
 SIZES = (2, 3, 5, 10)
 START = np.array([1.5, -1.0])
 
@@ -72,6 +74,14 @@ def quadratics(data: fald.FederatedData, prior_scale=None):
         hessians.append(H)
         centers.append(np.linalg.solve(H, a.T @ y / p))
     return np.array(hessians), np.array(centers), weights
+
+
+def mostly_slow(cases, quick):
+    """Cases of a parametrised test, of which all but some are marked slow."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[] if case in quick else SLOW)
+        for case in cases
+    ]
 
 
 def draws(tree) -> np.ndarray:

@@ -12,6 +12,7 @@ import datetime
 import json
 import random
 import sys
+import tomllib
 from pathlib import Path
 
 from benchmarks.mutants.modules import TESTS
@@ -74,6 +75,27 @@ def measure(warm: Warm, module: str, sample: int | None, seed: int) -> dict:
     }
 
 
+def known() -> int:
+    """Make the known slips; the number of those that nobody noticed."""
+    slips = tomllib.loads((FOLDER / "known.toml").read_text(encoding="utf-8"))["slip"]
+    warm = Warm(sorted({f"tests/{test}" for slip in slips for test in slip["tests"]}))
+    missed = 0
+    for slip in slips:
+        text = (ROOT / "src" / slip["module"]).read_text(encoding="utf-8")
+        if text.count(slip["old"]) != 1:
+            raise SystemExit(f"{slip['module']}: {slip['old']!r} does not stand there exactly once")
+        found = warm.run(
+            [f"tests/{test}" for test in slip["tests"]],
+            120.0,
+            slip["module"],
+            text.replace(slip["old"], slip["new"]),
+        )
+        missed += found.state in ("passed", "broken")
+        print(f"{found.state:7} {found.seconds:5.1f}s {slip['promise']}  [{found.test[-60:]}]", flush=True)
+    print(f"{len(slips) - missed} of {len(slips)} known slips were noticed")
+    return missed
+
+
 def _sampled(every: list[Mutant], sample: int, seed: int) -> list[Mutant]:
     order = list(range(len(every)))
     random.Random(seed).shuffle(order)
@@ -89,6 +111,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--known", action="store_true", help="the known slips alone")
     args = parser.parse_args()
+    if args.known:
+        return int(known() > 0)
     modules = [m for m in TESTS if not args.modules or any(part in m for part in args.modules)]
     if not modules:
         parser.error(f"no module matches; there are: {', '.join(TESTS)}")
@@ -98,10 +122,35 @@ def main() -> int:
     for module in modules:
         found = measure(warm, module, None if args.all else args.sample, args.seed)
         print(f"== {module}: {found['noticed']} of {found['tried']} noticed, {found['score']}%", flush=True)
-        path = RESULTS / (module.removeprefix("fald/").removesuffix(".py").replace("/", ".") + ".json")
-        path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        _stored(module).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         low |= found["score"] < 90
+        (FOLDER / "scores.md").write_text(_table(), encoding="utf-8")
     return int(low)
+
+
+def _table() -> str:
+    """All stored scores, as Markdown."""
+    lines = [
+        "# Slips that the tests notice",
+        "",
+        "Made by `make mutants`. Of all slips that can be made in a module a sample is tried; those argued",
+        "in `equivalent.json` to change nothing are left out, and the tests that `modules.py` names must",
+        "notice the others. `results/` lists every slip that lives.",
+        "",
+        "| module | noticed | of tried | score | change nothing | of all | date |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for module in TESTS:
+        path = _stored(module)
+        if path.exists():
+            r = json.loads(path.read_text(encoding="utf-8"))
+            row = (r["noticed"], r["tried"], f"{r['score']}%", r["change nothing"], r["mutants"], r["date"])
+            lines.append(f"| `{module.removeprefix('fald/')}` | " + " | ".join(map(str, row)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _stored(module: str) -> Path:
+    return RESULTS / (module.removeprefix("fald/").removesuffix(".py").replace("/", ".") + ".json")
 
 
 if __name__ == "__main__":

@@ -2,22 +2,99 @@
 
 from __future__ import annotations
 
+_CHECKS = [
+    f"results/test_checks.py::{name}"
+    for name in (
+        "test_a_healthy_result_has_no_problem",
+        "test_colours_change_at_their_borders",
+        "test_fit_of_the_model",
+        "test_outcomes_of_a_site",
+        "test_verdict_modes_and_target",
+        "test_without_rows_the_checks_of_rows_say_that_they_were_not_made",
+    )
+]
+
+_ATTACKS = [
+    f"federation/test_site_attacks.py::{name}"
+    for name in (
+        "test_an_honest_round_gives_the_weighted_sum",
+        "test_weights_that_single_out_a_site_are_refused",
+        "test_weights_from_sizes_that_differ_between_sites_give_noise",
+        "test_sites_that_were_told_different_studies_give_noise",
+        "test_sites_that_were_told_different_starts_give_noise",
+    )
+]
+
 TESTS: dict[str, list[str]] = {
     "fald/federation/wire.py": ["federation/test_wire.py"],
-    "fald/federation/site/policy.py": ["federation/test_policy.py"],
-    "fald/federation/site/worker.py": ["federation/test_site_table.py"],
-    "fald/federation/site/run.py": ["federation/test_site_table.py"],
-    "fald/federation/site/langevin.py": ["federation/test_site_table.py"],
+    "fald/federation/site/policy.py": ["federation/test_policy.py", "federation/test_budget_borders.py"],
+    "fald/federation/site/worker.py": ["federation/test_site_run.py", "federation/test_site_table.py"],
+    "fald/federation/site/run.py": [
+        *_ATTACKS,
+        "federation/test_site_run.py",
+        "federation/test_site_table.py",
+    ],
+    "fald/federation/site/langevin.py": [
+        "federation/test_site_run.py",
+        "federation/test_site_table.py::test_messages_of_a_round_must_fit_the_study",
+        "federation/test_site_table.py::test_uploads_are_compared_with_what_the_method_declares",
+        "federation/test_site_steps.py",
+    ],
     "fald/core/reveals.py": ["federation/test_site_table.py"],
-    "fald/federation/site/ledger.py": ["federation/test_ledger.py"],
+    "fald/federation/site/ledger.py": ["federation/test_budget_borders.py", "federation/test_ledger.py"],
     "fald/federation/site/account.py": ["federation/test_account.py"],
-    "fald/federation/secure/session.py": ["federation/test_secure.py"],
-    "fald/federation/secure/fixed_point.py": ["federation/test_secure.py"],
-    "fald/federation/secure/identity.py": ["federation/test_secure.py"],
-    "fald/fewround/certify.py": ["fewround/test_certify.py"],
-    "fald/fewround/weights.py": ["fewround/test_parts.py"],
-    "fald/results/checks_of_draws.py": ["results/test_checks.py"],
-    "fald/results/checks_of_model.py": ["results/test_checks.py"],
-    "fald/results/judgement.py": ["results/test_checks.py"],
+    "fald/federation/secure/session.py": ["federation/test_budget_borders.py", "federation/test_secure.py"],
+    "fald/federation/secure/fixed_point.py": [
+        "federation/test_budget_borders.py",
+        "federation/test_secure.py",
+    ],
+    "fald/federation/secure/identity.py": ["federation/test_budget_borders.py", "federation/test_secure.py"],
+    "fald/fewround/certify.py": ["fewround/test_certify_borders.py", "fewround/test_certify.py"],
+    "fald/fewround/chains.py": ["fewround/test_chain_checks.py"],
+    "fald/fewround/weights.py": ["fewround/test_weights.py"],
+    "fald/results/checks_of_draws.py": ["results/test_check_borders.py", *_CHECKS],
+    "fald/results/checks_of_model.py": ["results/test_check_borders.py", *_CHECKS],
+    "fald/results/judgement.py": ["results/test_check_borders.py", *_CHECKS],
     "fald/settings/participation.py": ["settings/test_participation.py"],
+    "fald/langevin/method.py": ["langevin/test_local_parts.py"],
+    "fald/langevin/fald.py": ["langevin/test_local_parts.py"],
+    "fald/langevin/noise.py": ["langevin/test_local_parts.py"],
+    "fald/langevin/server.py": ["langevin/test_local_parts.py"],
+    "fald/langevin/guard.py": ["privacy/test_privacy_combinations.py"],
+    "fald/privacy/accountant.py": [
+        "privacy/test_privacy_combinations.py",
+        "privacy/test_privacy_refusals.py",
+    ],
+    "fald/privacy/events.py": ["privacy/test_privacy_combinations.py"],
+    "fald/privacy/rounds.py": ["privacy/test_privacy_combinations.py"],
+    "fald/privacy/compose.py": ["privacy/test_privacy_combinations.py"],
+    "fald/privacy/settings.py": ["privacy/test_privacy_refusals.py", "privacy/test_privacy_combinations.py"],
+    "fald/privacy/pld.py": ["privacy/test_privacy_profile.py", "privacy/test_privacy_combinations.py"],
+    "fald/privacy/rdp.py": ["privacy/test_privacy_combinations.py"],
+    "fald/privacy/calibration.py": ["privacy/test_privacy_combinations.py"],
+    "fald/runtime/checkpoint.py": ["runtime/test_store.py"],
+    "fald/theory/bounds.py": ["theory/test_bounds_by_hand.py"],
+    "fald/theory/gaussian.py": [
+        f"theory/test_gaussian.py::{name}"
+        for name in (
+            "test_law_equals_enumeration_with_a_step_that_varies_inside_a_round",
+            "test_bad_input_is_named",
+            "test_bad_distances_are_named",
+            "test_divergence_is_named",
+            "test_target_is_the_minimiser_with_the_inverse_curvature",
+            "test_wasserstein_equals_the_bures_formula",
+            "test_stationary_law_is_the_limit_and_a_fixed_point",
+        )
+    ],
+    "fald/planner/law.py": [
+        f"planner/test_planner.py::{name}"
+        for name in (
+            "test_every_round_is_that_of_the_exact_law",
+            "test_autocorrelation_time_of_an_autoregression_and_of_its_thinning",
+            "test_autocorrelation_time_is_the_sum_over_lags_also_with_drawn_devices",
+            "test_a_linear_energy_and_flat_directions_have_a_law",
+            "test_limits_are_those_of_the_exact_law",
+        )
+    ],
+    "fald/calculus/gradients.py": ["calculus/test_gradient_parts.py", "calculus/test_batches.py"],
 }

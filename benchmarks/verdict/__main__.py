@@ -18,7 +18,7 @@ from scipy.stats import beta
 
 import fald
 from benchmarks.rounds.measure import flat_draws
-from benchmarks.verdict import densities, hierarchies, regressions  # noqa: F401, which register themselves
+from benchmarks.verdict import densities, hierarchies, regressions, shapes  # noqa: F401, which register themselves
 from benchmarks.verdict.problem import GENERATORS, make
 from fald.core.errors import FaldError
 

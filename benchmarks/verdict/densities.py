@@ -18,7 +18,9 @@ def _prior(theta):
     return -0.5 * jnp.sum((theta / WIDE) ** 2)
 
 
-def _model(dim: int, density, prior=_prior) -> fald.Model:
+def density_model(dim: int, density, prior=_prior) -> fald.Model:
+    """A model of ``dim`` parameters whose rows carry a share of a log density and what it depends on."""
+
     def loglikelihood_fn(theta, example):
         share, *parameters = example
         return share * density(theta, *parameters)
@@ -35,7 +37,7 @@ def _normals(dim: int) -> fald.Model:
         halves = jnp.linalg.slogdet(roots)[1]
         return jax.nn.logsumexp(log_weights + halves - 0.5 * jnp.sum(z**2, axis=1))
 
-    return _model(dim, density)
+    return density_model(dim, density)
 
 
 def _two(weights, means, covariances, what: str) -> Problem:
@@ -84,7 +86,7 @@ def _slabs(dim: int) -> fald.Model:
         slab = jnp.log(weight / width) - 0.5 * (theta / width) ** 2
         return jnp.sum(jnp.logaddexp(spike, slab))
 
-    return _model(dim, density)
+    return density_model(dim, density)
 
 
 @generator
@@ -104,7 +106,7 @@ def _funnel(dim: int) -> fald.Model:
         v, x = theta[0], theta[1:]
         return -0.5 * (v / spread) ** 2 - 0.5 * jnp.sum(x**2) * jnp.exp(-v) - len(x) * v / 2
 
-    return _model(dim, density)
+    return density_model(dim, density)
 
 
 @generator
@@ -123,7 +125,7 @@ def _banana(dim: int) -> fald.Model:
         off = (z[1] - bend * (z[0] ** 2 - 1)) / thin
         return -0.5 * (z[0] ** 2 + off**2 + jnp.sum(z[2:] ** 2))
 
-    return _model(dim, density)
+    return density_model(dim, density)
 
 
 @generator
@@ -145,7 +147,7 @@ def _ridge(dim: int) -> fald.Model:
         z = axes @ theta / scales
         return jnp.sum(skew * z - jnp.exp(z) * skew)
 
-    return _model(dim, density)
+    return density_model(dim, density)
 
 
 @generator
@@ -170,14 +172,14 @@ def _student(dim: int) -> fald.Model:
     def density(theta, degrees):
         return -(degrees + len(theta)) / 2 * jnp.log1p(jnp.sum(theta**2) / degrees)
 
-    return _model(dim, density)
+    return density_model(dim, density)
 
 
 @generator
 def heavy_tails(rng) -> Problem:
-    """Multivariate Student t with 2.2 to 20 degrees of freedom."""
+    """Multivariate Student t with 2.5 to 20 degrees of freedom."""
     dim = int(rng.choice([1, 2, 5, 10]))
-    degrees = np.float32(np.exp(rng.uniform(np.log(2.2), np.log(20))))
+    degrees = np.float32(np.exp(rng.uniform(np.log(2.5), np.log(20))))
     sd = np.full(dim, np.sqrt(float(degrees) / (float(degrees) - 2)))
     return Problem(_student(dim), shared(degrees), np.zeros(dim), sd, f"d={dim}, {degrees:.1f} degrees")
 
@@ -187,7 +189,7 @@ def _edged(dim: int) -> fald.Model:
     def prior(theta):
         return jnp.where(jnp.all(jnp.abs(theta) < 1), 0.0, -jnp.inf)
 
-    return _model(dim, lambda theta, centre, sd: -0.5 * jnp.sum(((theta - centre) / sd) ** 2), prior)
+    return density_model(dim, lambda theta, centre, sd: -0.5 * jnp.sum(((theta - centre) / sd) ** 2), prior)
 
 
 @generator
@@ -202,7 +204,7 @@ def boundaries(rng) -> Problem:
 
 @cache
 def _powers(dim: int) -> fald.Model:
-    return _model(dim, lambda theta, power: -jnp.sum((theta**2 + 1e-12) ** (power / 2)))
+    return density_model(dim, lambda theta, power: -jnp.sum((theta**2 + 1e-12) ** (power / 2)))
 
 
 @generator

@@ -14,7 +14,7 @@ import fald
 from benchmarks.verdict.problem import Problem, generator
 from fald.calculus.sums import gradients, log_likelihoods, make_site, prior_gradients
 
-_DRAWS = 131_072
+_DRAWS = 65_536
 FAMILIES = ("logistic", "poisson", "normal", "student", "gamma", "negative binomial")
 
 
@@ -27,6 +27,7 @@ def _terms(family: str, eta, extra, y):
         return -0.5 * ((y - eta) * jnp.exp(-extra)) ** 2 - extra
     if family == "student":
         return -2.5 * jnp.log1p(((y - eta) * jnp.exp(-extra)) ** 2 / 4) - extra
+    extra = jnp.minimum(extra, 12.0)  # beyond, differences of large logarithms would be rounding alone
     shape = jnp.exp(extra)
     if family == "gamma":
         return shape * (extra - eta) - gammaln(shape) + (shape - 1) * jnp.log(y) - shape * y * jnp.exp(-eta)
@@ -93,8 +94,8 @@ def reference(model: fald.Model, data: fald.FederatedData, rng) -> tuple[np.ndar
 @generator
 def regressions(rng) -> Problem:
     """Logistic, Poisson, normal, Student, gamma and negative binomial regressions of few or many rows."""
-    family, columns = str(rng.choice(FAMILIES)), int(rng.choice([1, 3, 5]))
-    rows = int(rng.choice([12, 30, 60, 400]))
+    family, columns = str(rng.choice(FAMILIES)), int(rng.choice([1, 4]))
+    rows = int(rng.choice([15, 60, 300]))
     x = rng.standard_normal((rows, columns)) * np.exp(rng.uniform(-1, 1, columns))
     if columns > 1 and rng.random() < 0.3:  # nearly the same feature twice
         x[:, 1] = x[:, 0] + 0.1 * rng.standard_normal(rows)

@@ -30,7 +30,7 @@ _WORDS = {
 _TITLES = {"": "Top level", "sampler.step-size": "step-size as a table"}
 
 # Tables inside a section, by the name of their pydantic model.
-_INNER = {"Scale": "data.scaling", "Decay": "sampler.step-size"}
+_INNER = {"Scale": "data.scaling", "Scales": "model.scales", "Decay": "sampler.step-size"}
 
 
 def sections() -> dict[str, dict[str, Any]]:

@@ -8,15 +8,15 @@ import pytest
 from harness import NARROW, low_contrast, nameless, overflows, tab_stops
 
 import fald
-from fald.pages.explorer import Explorer
+from fald.pages.explorer import SettingsExplorer
 from fald.pages.server import Page, address, make_server
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def place():
-    found = Explorer(fald.datasets.load_bundled_study("indo"))
+    found = SettingsExplorer(fald.datasets.load_bundled_study("indo"))
     answers = {"about": found.about, "point": found.point, "privacy": found.privacy, "sweep": found.sweep}
     server = make_server(Page("explore", answers))
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()

@@ -3,7 +3,7 @@
 import pytest
 from harness import NARROW, low_contrast, nameless, overflows, tab_stops
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 GOOD = """<!doctype html><html lang="en"><head><title>Good</title><link rel="icon" href="data:,"></head>
 <body><h1>Good</h1><p>Dark on white.</p><button>Press</button><label>Size <input></label>

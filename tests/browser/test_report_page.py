@@ -13,7 +13,7 @@ from fald.report.page import FORMATS, look_up
 from fald.study.folder import open_run
 from reports import diverged_tree, make_runs
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 IDS = "all => all.map((e) => e.id)"

@@ -12,7 +12,7 @@ from fald.pages.server import Page, address, make_server
 from fald.runtime.journal import Journal
 from fald.study import run as commands
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -115,6 +115,7 @@ def test_a_prior_that_fights_the_rows_is_stopped_at_the_run(tmp_path):
     """
     wide = "prior-scale = 200\n noise-prior-scale = 50"
     for name, features, prior, code in (
+        ("default", ["drug", "age"], "", 0),
         ("narrow", ["drug", "age"], "prior-scale = 2.5\n noise-prior-scale = 5", 5),
         ("wide", ["drug", "age"], wide, 0),
         ("copied", ["drug", "age", "copy"], wide, 5),

@@ -13,7 +13,7 @@ from fald.runtime import compiler
 from helpers import draws, federation, linear_model
 
 MODEL = linear_model(2.0)
-DATA = federation((6, 9, 9, 6, 4)).data
+DATA = federation((6, 9, 9, 6, 6)).data
 ONE, TWO = fald.with_replacement(3), fald.without_replacement(3, allow_unequal=True)
 METHODS = {
     "full": {"method": samplers.fald(local_steps=3, step_size=0.02, batch_size=4, correlation=0.4)},

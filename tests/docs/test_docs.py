@@ -15,8 +15,6 @@ import pytest
 import fald
 from fald.core.errors import ExitCode
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "two-sites"
@@ -146,19 +144,23 @@ def test_sweep_example_agrees_with_the_law():
     assert np.all(np.abs(drawn_sd / sd - 1) < 4 / np.sqrt(2 * 350))
 
 
-@pytest.mark.slow
-def test_readme_demo_output(tmp_path):
+def test_readme_demo_output_and_picture(tmp_path):
     (printed,) = [out for command, out in commands() if command == "fald demo"]
-    assert_same_output(printed, run("fald demo --quiet", tmp_path))
-
-
-def test_picture_shows_the_numbers_of_the_demo():
-    (printed,) = [out for command, out in commands() if command == "fald demo"]
+    actual = run("fald demo --quiet", tmp_path)
+    lines = [line for line in actual.splitlines() if line]
+    for line in (line for line in printed.splitlines() if line and line != "…"):  # … leaves lines out
+        alike = max(lines, key=lambda other, line=line: _common(line, other))
+        assert_same_output(line, alike)
     picture = (ROOT / "docs" / "images" / "demo.svg").read_text(encoding="utf-8")
     shown = re.findall(r">(\d\.\d\d) \((\d\.\d\d) to (\d\.\d\d)\)<", picture)
-    rows = re.findall(r"^\w+(?: \(per \d+\))? +(\d\.\d+) +(\d\.\d+) to (\d\.\d+)", printed, re.MULTILINE)
+    rows = re.findall(r"^\w+(?: \(per \d+\))? +(\d\.\d+) +(\d\.\d+) to (\d\.\d+)", actual, re.MULTILINE)
     assert len(shown) == len(rows) == 8
-    np.testing.assert_allclose(np.array(shown, float), np.array(rows, float), atol=0.0051)
+    # the picture has two digits
+    np.testing.assert_allclose(np.array(shown, float), np.array(rows, float), RELATIVE, ABSOLUTE + 0.0001)
+
+
+def _common(a, b):
+    return len(set(a.split()) & set(b.split()))
 
 
 def test_readme_make_targets_exist():

@@ -18,8 +18,6 @@ from fald.lab.reproduce.local_steps import exact_rounds
 from fald.privacy import RunSettings, paper_bound
 from fald.settings.participation import full, with_replacement, without_replacement
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 PAGE = " ".join((ROOT / "docs" / "explanation" / "errata.md").read_text(encoding="utf-8").split())
 

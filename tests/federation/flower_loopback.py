@@ -60,7 +60,7 @@ class Loopback:
         command = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--database", str(self.folder / "link.db"), "--disable-runtime-dependency-installation"]
         self.spawn("link", command)
-        wait_for(lambda: _healthy(self.port), 120, "the SuperLink")
+        wait_for(lambda: _healthy(self.port), 600, "the SuperLink")
 
     def start_site(self, site: str) -> None:
         place = self.folder / site

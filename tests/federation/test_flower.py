@@ -19,7 +19,7 @@ from fald.study.datasets import load_bundled_study
 from fald.study.folder import open_run
 from fald.study.schema import make_study
 
-pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.xdist_group("federation")]
+pytestmark = pytest.mark.slow
 
 APP = Path(__file__).parents[2] / "examples" / "flower"
 HOSTILE = """
@@ -105,12 +105,12 @@ def test_a_refusal_reaches_the_coordinator_with_the_site_and_no_values(federatio
     outcome = read_outcome(federation, out)
     assert (outcome["status"], outcome["exit_code"]) == ("failed", 7)
     assert outcome["message"] == "site 'north' refuses: its table has no column 'survival'"
-    wait_for(lambda: submit._ask_state(folder, number) == "failed", 60, "the end of the run")
+    wait_for(lambda: submit._ask_state(folder, number) == "failed", 600, "the end of the run")
 
 
 def read_outcome(federation: Loopback, out: Path) -> dict:
     try:
-        wait_for((out / "outcome.json").exists, 500, "the outcome")
+        wait_for((out / "outcome.json").exists, 600, "the outcome")
     except TimeoutError as error:
         raise AssertionError(federation.logs()) from error
     return json.loads((out / "outcome.json").read_text())
@@ -127,6 +127,6 @@ def test_a_guarded_supernode_runs_no_shipped_code(federation, tmp_path):
     text = text.replace("fald.federation.engines.flower.app", "hostile.app").replace("fald-study", "hostile")
     (app / "pyproject.toml").write_text(text)
     federation.flwr("run", str(app), "loop")
-    wait_for(done.exists, 300, "the end of the hostile app")
+    wait_for(done.exists, 600, "the end of the hostile app")
     assert json.loads(done.read_text()) == [2, 2]
     assert [path.read_text() for path in loot.iterdir()] == ["a plain SuperNode"]

@@ -30,12 +30,11 @@ from fald.results.tree import load
 from fald.study.datasets import study_path
 from fald.study.schema import load_study
 
-pytestmark = [pytest.mark.slow, pytest.mark.federation, pytest.mark.xdist_group("federation")]
+pytestmark = pytest.mark.slow
 
-ROUNDS = 250
-LANGEVIN = f"""
+LANGEVIN = """
 [sampler]
-num-rounds = {ROUNDS}
+num-rounds = {num_rounds}
 local-steps = 2
 step-size = 6e-4
 num-chains = 2
@@ -44,7 +43,7 @@ thinning = 10
 seed = 3
 
 [federation]
-timeout = 20
+timeout = {timeout}
 """
 
 
@@ -53,7 +52,6 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("federation")
     trial = study_path("indo").read_text().replace('file = "indo.csv"\nsite = "site"\n', "")
     (folder / "study.toml").write_text(trial)
-    (folder / "langevin.toml").write_text(trial + LANGEVIN)
     return folder
 
 
@@ -100,7 +98,7 @@ def assert_same_draws(tree, other):
 
 def test_the_trial_from_init_to_the_posterior(federation, folder, in_process):
     run = federation.begin(folder / "study.toml", folder / "out")
-    assert run.wait(400) == 0, federation.said("run")
+    assert run.wait(600) == 0, federation.said("run")
     table = federation.said("run")
     assert "3 sites, 602 rows" in table
     assert "indomethacin" in table
@@ -120,10 +118,20 @@ def journal_round(out):
     return max((json.loads(line).get("round", 0) for line in lines if line.endswith("}")), default=0)
 
 
+def saved_round(out):
+    """The round that a run would go on from."""
+    with np.load(out / "checkpoint" / "state.npz") as state:
+        return int(state["round"])
+
+
 def test_a_run_survives_kill_9_of_every_process(federation, folder, in_process):
-    """Site's worker, site's parent, server, loop, and the command itself: resumed, the chain is the same."""
-    out, study = folder / "drills", folder / "langevin.toml"
-    site = sorted(federation.tables)[0]
+    """Site's worker, site's parent, loop, server, and the command itself: resumed, the chain is the same.
+
+    The run has more rounds than any machine does meanwhile; how many it is to have is said at the end.
+    """
+    out, study, site = folder / "drills", folder / "langevin.toml", sorted(federation.tables)[0]
+    trial = (folder / "study.toml").read_text()
+    study.write_text(trial + LANGEVIN.format(num_rounds=1_000_000, timeout=30))
 
     def progressed(since):
         return (
@@ -143,12 +151,16 @@ def test_a_run_survives_kill_9_of_every_process(federation, folder, in_process):
     for drill, kill in drills.items():
         since = journal_round(out)
         run = federation.begin(study, out, *options)
-        federation.wait_for(lambda since=since: progressed(since), 240)
-        assert journal_round(out) < ROUNDS, f"the run was over before the drill: {drill}"
+        federation.wait_for(lambda since=since: progressed(since), 600)
         kill()
-        assert run.wait(240) != 0, f"{drill}: {federation.said('run')}"
+        assert run.wait(600) != 0, f"{drill}: {federation.said('run')}"
         options = ["--resume"]
-    assert federation.begin(study, out, "--resume").wait(300) == 0, federation.said("run")
+    if loop := federation.worker("server"):  # it goes on without the command
+        federation.kill(loop)
+        loop.wait()
+    num_rounds = max(saved_round(out), 100) + 50
+    study.write_text(trial + LANGEVIN.format(num_rounds=num_rounds, timeout=600))
+    assert federation.begin(study, out, "--resume").wait(600) == 0, federation.said("run")
     assert_same_draws(load(out / "posterior.nc"), in_process(study))
 
 
@@ -175,12 +187,12 @@ def test_who_does_not_belong_is_refused(federation, folder):
     try:
         sites["borrowed"].start()
         assert_users_without_the_role_are_refused(folder, settings, authority, stranger, first)
-        federation.wait_for(lambda: refusal in log.read_text(), 120)
+        federation.wait_for(lambda: refusal in log.read_text(), 600)
         time.sleep(3)  # whatever it tries next
         assert not registered(folder / "borrowed")
         sites["borrowed"].stop()
         sites["genuine"].start()
-        federation.wait_for(lambda: registered(folder / "genuine"), 120)
+        federation.wait_for(lambda: registered(folder / "genuine"), 600)
     finally:
         for site in sites.values():
             site.stop()
@@ -216,10 +228,10 @@ def assert_handshakes(federation, refused, accepted):
         if startup is not None:
             context.load_cert_chain(startup / "client.crt", startup / "client.key")
         with (
-            socket.create_connection(("127.0.0.1", federation.port), timeout=30) as plain,
+            socket.create_connection(("127.0.0.1", federation.port), timeout=120) as plain,
             context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
         ):
-            secured.settimeout(30)
+            secured.settimeout(120)
             secured.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
             try:
                 return secured.recv(64)
@@ -250,7 +262,7 @@ def test_a_job_with_code_or_another_class_is_refused(federation, folder, way):
     config.write_text(config.read_text().replace(kits.CLASSES["site"], other))
     with jobs.Session(federation.folder / "coordinator") as session:
         job_id = session.submit(path)
-        end = time.monotonic() + 200
+        end = time.monotonic() + 600
         while (state := session.state(job_id)) in ("waiting", "running") and time.monotonic() < end:
             time.sleep(1)
         if state in ("waiting", "running"):
@@ -285,12 +297,12 @@ def test_the_five_commands_of_the_readme(tmp_path):
     init = [*init, "--port", str(free_port())]  # the only word that is not the README's
     kept = []
     try:
-        subprocess.run(init, cwd=tmp_path, check=True, timeout=120, capture_output=True)
+        subprocess.run(init, cwd=tmp_path, check=True, timeout=600, capture_output=True)
         kept += [start(command, tmp_path, tmp_path / f"{i}.txt") for i, command in enumerate(keep)]
-        end = time.monotonic() + 240
+        end = time.monotonic() + 600
         while "2 of 2 sites joined" not in (tmp_path / "0.txt").read_text() and time.monotonic() < end:
             time.sleep(0.5)
-        done = subprocess.run(run, cwd=tmp_path, timeout=400, capture_output=True, text=True)
+        done = subprocess.run(run, cwd=tmp_path, timeout=600, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     finally:
         for command in kept:

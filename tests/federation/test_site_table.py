@@ -23,7 +23,7 @@ from fald.federation.site.policy import make_policy
 from fald.federation.site.worker import SiteSettings, SiteWorker
 from fald.fewround.methods import FIT_METHODS, requests_of
 from fald.fewround.site import ANSWERS, asked
-from fald.langevin.method import Upload
+from fald.langevin.method import Spent, Upload
 from fald.langevin.registry import METHODS, declared, reveals_of, takes
 from fald.study.schema import make_study
 
@@ -96,7 +96,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     monkeypatch.setattr(site_run.SiteRun, "_prepare", lambda self: Steps())
-    monkeypatch.setattr(site_run, "answer", lambda rows, request: honest(asked_kind(request)))
+    monkeypatch.setattr(site_run, "answer", lambda rows, request: rows and honest(asked_kind(request)))
     return Site(tmp_path)
 
 
@@ -212,6 +212,10 @@ def test_a_roster_does_not_change_and_rows_do_not_either(site, monkeypatch):
     for change in ({"sizes": [ROWS, 5]}, {"names": ["a", "c"]}):
         assert "cannot change" in site.say("begin", {**values, **change}, arrays).values["message"]
     opened, _ = Site.ready(site, "open")
+    two = fald.FederatedData.from_arrays({"a": (X, Y), "b": (X, Y)})
+    monkeypatch.setattr(site.worker, "_load", lambda study: replace(two, features=("u", "v")))
+    assert site.say("open", opened).values["message"] == site_run.UNSAID  # its log says which
+    assert "must give one client's rows" in (site.state / "site.log").read_text()
     monkeypatch.setattr(site.worker, "_load", lambda study: load(study, shift=1e-3))
     assert "rows have changed" in site.say("open", opened).values["message"]
 
@@ -368,7 +372,7 @@ class Fake:
         site._message, site._chains, site._dim = [START], CHAINS, DIM
         site._reveals, site._rows, site._numbers, site._root = self.reveals, None, None, None
         site._client, site._start, site._memory = 0, None, None
-        site._run = lambda *_, each: (upload, None)
+        site._run = lambda *_, **__: (upload, None)
         site._keep = lambda task, memory: self.kept.append(task.round)
         return site.answer(Task(0, SHARES[:, 0], [START], 0, np.zeros(2, np.uint32)))
 
@@ -377,7 +381,7 @@ class Fake:
 def test_uploads_are_compared_with_what_the_method_declares(name):
     reveals = reveals_of(name)
     fake = Fake(reveals)
-    assert fake.answer(fake.right) is not None
+    assert fake.answer(fake.right._replace(spent=Spent(*[np.ones(CHAINS)] * 5))) is not None
     assert fake.kept == [0]
     leaves = [fake.right.position, fake.right.energy, *fake.right.extra]
     for i, (kind, right) in enumerate(zip(reveals.uploads, leaves)):
@@ -391,6 +395,8 @@ def test_uploads_are_compared_with_what_the_method_declares(name):
         fake.answer(fake.right._replace(extra=(*fake.right.extra, np.ones((CHAINS, DIM)))))
     with pytest.raises(PolicyError, match="of the kind 'count'"):
         check_upload(reveals, leaves, [np.ones((CHAINS, DIM))], DIM)
+    with pytest.raises(PolicyError, match="of the kind 'count'"):
+        fake.answer(fake.right._replace(spent=Spent(*[np.ones((CHAINS, DIM))] * 5)))
     assert fake.kept == [0]  # nothing is kept of a round that is not sent
 
 
@@ -407,6 +413,32 @@ def test_preparations_are_compared_with_what_the_method_declares(name):
         ):
             with pytest.raises(PolicyError):
                 check_preparation(reveals, wrong, DIM)
+    # what the coordinator passes on of all sites is held to the same declaration
+    run = object.__new__(site_run.SiteRun)
+    run.reveals, run.model = reveals, SimpleNamespace(dim=DIM)
+
+    def passed_on(changes, count=2):
+        both = {key: np.concatenate([a, a]) for key, a in right.items()}
+        given = {f"{wire.PREPARED}{key}": a for key, a in {**both, **changes}.items() if a is not None}
+        return run._prepared({"start": START, **given}, count)
+
+    assert set(passed_on({})) == set(right)
+    first = next(iter(right))
+    for changes, count in (({first: None}, 2), ({"rows": X}, 2), ({first: right[first]}, 2), ({}, 3),
+                           ({first: np.ones((2, DIM + 1, DIM + 1))}, 2)):  # fmt: skip
+        with pytest.raises(FederationError, match="does not fit the study"):
+            passed_on(changes, count)
+    method = SimpleNamespace(offer=lambda model, data: {**right, "rows": X})
+    sampler = SimpleNamespace(build_method=lambda: method)
+    run.study, run.data = SimpleNamespace(require_any_sampler=lambda: sampler), None
+    run.frozen, run.left = SimpleNamespace(secure=False), {}
+    with pytest.raises(PolicyError):
+        run.offer()
+    method.offer = lambda model, data: right
+    assert set(run.offer()) == {f"{wire.PREPARED}{key}" for key in right}
+    run.frozen = SimpleNamespace(secure=True)
+    with pytest.raises(PolicyError, match="beside a secure sum"):
+        run.offer()
 
 
 @pytest.mark.parametrize("name", list(METHODS))

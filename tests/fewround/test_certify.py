@@ -157,6 +157,15 @@ def test_missed_far_mass_asks_for_cores_as_wide_as_it():
     assert rays.wide_cores(*gaussian_rays(far=0.01, weights=-3.0), TOLERANCE / 2) is None
 
 
+@pytest.mark.parametrize(("degrees", "holds"), [(2.2, False), (30.0, True)])
+def test_what_a_power_tail_has_beyond_all_rays_counts(degrees, holds):
+    cast = rays.cast(np.zeros(1), np.eye(1), np.zeros((0, 1)), np.random.default_rng(1))
+    values = np.tile(-(degrees + 1) / 2 * np.log1p(rays.RADII**2 / degrees), (len(cast.directions), 1))
+    # along the rays themselves the draws could not be better
+    found = rays.far(values, np.full_like(values, -30.0), 1, COUNT, certify.quantile(1))
+    assert certify.far_mass(cast, found, TOLERANCE, ["a"]).holds is holds
+
+
 def test_scores_of_strongly_correlated_parameters_are_known_well_enough():
     rng = np.random.default_rng(0)
     covariance = np.array([[1.0, 0.9995], [0.9995, 1.0]])

@@ -12,7 +12,7 @@ from fald.core.errors import ConfigError
 from fald.lab.bench import run
 from fald.lab.bench.runner import judged, markdown
 from fald.lab.bench.scaling import fitted
-from fald.lab.bench.timing import Case, Contender, Goal, Timing, fastest, interleave, times_faster
+from fald.lab.bench.timing import Case, Contender, Mark, Timing, fastest, interleave, times_faster
 from helpers import run_python
 
 
@@ -32,9 +32,9 @@ CASE = Case(
     "slow",
     dict.fromkeys(TIMINGS),  # type: ignore[arg-type]
     [
-        Goal("times slow", times_faster("fast", "slow"), 9.0),
-        Goal("times slow", times_faster("fast", "slow"), 11.0),
-        Goal("seconds", lambda t, limits: t["fast"].median / limits["one"], 0.2, at_most=True),
+        Mark("times slow", times_faster("fast", "slow"), 9.0),
+        Mark("times slow", times_faster("fast", "slow"), 11.0),
+        Mark("seconds", lambda t, limits: t["fast"].median / limits["one"], 0.2, at_most=True),
     ],
     ["Other"],
 )

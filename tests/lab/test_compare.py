@@ -22,7 +22,7 @@ PROBLEM = federation((6, 8, 12, 10), spread=1.0, prior_scale=1.5)
 TARGET = gaussian.target(*PROBLEM.energies)
 SD = np.sqrt(np.diag(TARGET.covariance))
 EXACT = Reference("exact", TARGET.mean, SD, 10**6)
-PLAN = compare.Plan(
+PLAN = compare.ComparePlan(
     methods=("sgld", "laplace", "fedavg", "few-round"), budget_rounds=64, local_steps=2, num_chains=4
 )
 
@@ -72,7 +72,7 @@ class TestRule:
     )
     def test_nonsense_is_refused(self, settings, match):
         with pytest.raises(ConfigError, match=match):
-            compare.Plan(**settings)
+            compare.ComparePlan(**settings)
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_a_comparison_finds_what_is_known(tmp_path):
         compare.compare(MODEL, PROBLEM.data, **settings)
     again = compare.compare(MODEL, PROBLEM.data, resume=True, **settings)
     assert again == found  # seconds too: nothing was run again
-    other = compare.Plan(methods=("sgld",), budget_rounds=64)
+    other = compare.ComparePlan(methods=("sgld",), budget_rounds=64)
     with pytest.raises(ConfigError, match="different: plan"):
         compare.compare(MODEL, PROBLEM.data, resume=True, **{**settings, "plan": other})
     (tmp_path / "curve-sgld.json").write_text("{")
@@ -111,7 +111,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
         if "step 0.1/L" in line:
             raise KeyboardInterrupt
 
-    plan = compare.Plan(methods=("sgld",), budget_rounds=64, num_chains=4)
+    plan = compare.ComparePlan(methods=("sgld",), budget_rounds=64, num_chains=4)
     settings = {"plan": plan, "reference": EXACT}
     with pytest.raises(Interrupted):
         compare.compare(MODEL, PROBLEM.data, folder=tmp_path / "a", report=stop, **settings)
@@ -125,7 +125,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_a_search_for_a_target_stops_there(tmp_path):
-    plan = compare.Plan(methods=("laplace", "dsgld"), target_error=0.3, budget_rounds=64, num_chains=8)
+    plan = compare.ComparePlan(methods=("laplace", "dsgld"), target_error=0.3, budget_rounds=64, num_chains=8)
     found = compare.compare(MODEL, PROBLEM.data, folder=tmp_path, plan=plan, reference=EXACT)["methods"]
     curve = found["laplace"]["curve"]
     assert found["laplace"]["reached"]

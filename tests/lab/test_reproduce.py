@@ -16,7 +16,7 @@ import pytest
 from fald.cli.main import main
 from fald.core.errors import ConfigError, Interrupted, StorageError
 from fald.lab.reproduce import communication, figure3, local_steps, page, runner
-from fald.lab.reproduce.base import Panel, Run, cuts, read_settings
+from fald.lab.reproduce.base import Panel, PanelRun, cuts, read_settings
 from fald.lab.reproduce.panels import PANELS
 
 STORED = Path(__file__).parents[2] / "docs" / "reproduction"
@@ -172,7 +172,7 @@ def test_communication_panel(tmp_path):
     small = {"num-runs": 50, "num-rounds": 20, "reference-draws": 2000, "problems": ["trial"]}
     settings = {**read_settings("communication", "quick"), **small}
     settings["step-sizes"] = {p: {m: s[:1] for m, s in v.items()} for p, v in settings["step-sizes"].items()}
-    outcome = communication.measure(Run("communication", settings, 0, tmp_path, progress=False))
+    outcome = communication.measure(PanelRun("communication", settings, 0, tmp_path, progress=False))
     assert len(outcome.verdicts) == 2
     table = outcome.table
     assert set(table["method"]) == {"sgld", "fa-ld", "laplace"}

@@ -10,7 +10,7 @@ import pytest
 from fald import datasets
 from fald.core.errors import DataError
 from fald.lab.reproduce import figure3, images
-from fald.lab.reproduce.base import Run, read_settings
+from fald.lab.reproduce.base import PanelRun, read_settings
 from fald.lab.reproduce.panels import PANELS
 from fald.lab.reproduce.runner import redraw
 from fald.lab.reproduce.scores import auroc, entropy, scores
@@ -38,7 +38,7 @@ def sets(tmp_path, monkeypatch):
 
 
 def run_of(name, cache, **changes):
-    return Run(name, {**read_settings(name, "quick"), **TINY, **changes}, 0, cache, progress=False)
+    return PanelRun(name, {**read_settings(name, "quick"), **TINY, **changes}, 0, cache, progress=False)
 
 
 def test_scores_of_known_probabilities():
@@ -127,7 +127,7 @@ def test_chains_do_not_depend_on_what_runs_beside_them(sets, tmp_path):
     K = TINY["local-steps"]
     together = PANELS["fig3"].measure(run_of("fig3", tmp_path / "a", sets=["mnist"]))
     alone = run_of("fig3", tmp_path / "b", sets=["mnist"])
-    chain = images.Chain(
+    chain = images.ImageChain(
         "mnist", K[1], together.facts["tuned"]["mnist"][K[1]]["step-size"], 40, 20, 1, "test",
         **images.chain_settings(alone.settings),
     )  # fmt: skip
@@ -142,7 +142,7 @@ def test_chains_do_not_depend_on_what_runs_beside_them(sets, tmp_path):
 
 def test_validation_rows_are_not_trained_on(sets):
     settings = {**read_settings("fig3", "quick"), **TINY}
-    chain = images.Chain("mnist", 1, 1e-6, 10, 0, 0, "test", **images.chain_settings(settings))
+    chain = images.ImageChain("mnist", 1, 1e-6, 10, 0, 0, "test", **images.chain_settings(settings))
     train, held = (images.rows(chain, part)[0] for part in ("train", "validation"))
     assert len(train) == 300
     assert len(held) == 100
@@ -177,8 +177,8 @@ def test_without_data_the_error_says_how_to_place_the_files(tmp_path, monkeypatc
 @pytest.mark.parametrize(("name", "rounds", "least"), [("mnist", 20, 0.915), ("fashion-mnist", 40, 0.835)])
 def test_softmax_regression_reaches_its_accuracy(name, rounds, least, tmp_path):
     settings = read_settings("fig3", "full")
-    run = Run("fig3", settings, 0, tmp_path, progress=False)
+    run = PanelRun("fig3", settings, 0, tmp_path, progress=False)
     eta = 1.6e-5 if name == "mnist" else 8e-6
-    chain = images.Chain(name, 50, eta, rounds, 0, 0, "test", **images.chain_settings(settings))
+    chain = images.ImageChain(name, 50, eta, rounds, 0, 0, "test", **images.chain_settings(settings))
     (found,) = images.run_chains(run, [chain], "energy")
     assert found[-1]["accuracy"] >= least

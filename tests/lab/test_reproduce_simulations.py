@@ -8,7 +8,7 @@ import pytest
 from fald import gaussian
 from fald.lab.reproduce import local_steps
 from fald.lab.reproduce import simulations as sim
-from fald.lab.reproduce.base import Run, read_settings
+from fald.lab.reproduce.base import PanelRun, read_settings
 from fald.lab.reproduce.panels import PANELS
 from fald.lab.reproduce.runner import redraw
 
@@ -29,7 +29,7 @@ def tiny(name):
 
 
 def run_of(name, tmp_path, settings=None, seed=0):
-    return Run(name, settings or tiny(name), seed, tmp_path, progress=False)
+    return PanelRun(name, settings or tiny(name), seed, tmp_path, progress=False)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def settled(tmp_path_factory):
     settings = tiny("fig2a")
     federation = sim.paper_federation(0, settings)
     options = {"local_steps": 100, "step_size": 1e-6}
-    run = run_of("fig2a", tmp_path_factory.mktemp("cache"))
+    run = run_of("fig2a", tmp_path_factory.mktemp("cache"), {**settings, "num-runs": 500})
     with run.begin(1, "W2") as meter:
-        positions = sim.simulate(run, "x", federation, meter, num_runs=500, num_rounds=40, **options)
+        positions = sim.simulate(run, "x", federation, meter, num_rounds=40, **options)
     return federation, positions, options
 
 
@@ -159,11 +159,9 @@ def test_runs_with_drawn_clients_follow_the_law_of_their_noise_and_not_of_the_ot
     federation = sim.paper_federation(0, settings)
     who = sim.participation_of("II", 30)
     options = {"local_steps": 100, "step_size": 1e-6, "participation": who}
-    run = run_of("fig2e", tmp_path)
+    run = run_of("fig2e", tmp_path, {**settings, "num-runs": 300})
     with run.begin(1, "W2") as meter:
-        positions = sim.simulate(
-            run, noise, federation, meter, num_runs=300, num_rounds=24, noise=noise, **options
-        )
+        positions = sim.simulate(run, noise, federation, meter, num_rounds=24, noise=noise, **options)
     late = np.arange(8, 25)
     laws = {
         n: sim.at_rounds(sim.law_of(federation, 24, noise=n, **options), late) for n in ("paper", "realised")

@@ -11,7 +11,6 @@ import pytest
 from fald.core.errors import ConfigError, DataError, PrivacyError
 from fald.core.keys import normals
 from fald.core.reveals import UNDECLARED, Reveals
-from fald.langevin import fald as method_fald
 from fald.langevin import method as methods
 from fald.langevin import noise, server
 from fald.langevin.compressors import qsgd, top_k
@@ -45,14 +44,14 @@ def test_the_variance_of_own_noise_follows_the_weight_or_the_share():
 @pytest.mark.parametrize("correlation", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("step", [0, 4])
 def test_injected_noise_is_its_formula(correlation, step):
-    settings = {"step_size": 0.02, "temperature": 1.5, "correlation": correlation, "variance": 4.0}
-    drawn = noise.injected(
-        SHARED, OWN, step, 3, **settings, uses_shared=correlation > 0, uses_own=correlation < 1
-    )
+    keys = SimpleNamespace(shared_key=SHARED, own_key=OWN)
+    settings = {"scale": np.sqrt(2 * 0.02 * 1.5), "correlation": correlation, "variance": 4.0}
+    drawn = noise.injected(keys, step, 3, **settings, uses_shared=correlation > 0, uses_own=correlation < 1)
     shared, own = correlation * z(SHARED, step), np.sqrt((1 - correlation**2) * 4.0) * z(OWN, step)
     np.testing.assert_allclose(drawn, np.sqrt(2 * 0.02 * 1.5) * (shared + own), rtol=1e-6)
-    nothing = noise.injected(SHARED, OWN, step, 3, **settings, uses_shared=False, uses_own=False)
+    nothing = noise.injected(keys, step, 3, **settings, uses_shared=False, uses_own=False)
     assert np.asarray(nothing).tolist() == [0.0] * 3
+    np.testing.assert_array_equal(noise.injected(keys, step, 3, **settings), drawn)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
@@ -73,7 +72,7 @@ def test_steps_are_drift_and_noise_in_turn(count):
 
 
 def test_what_the_server_does_with_uploads():
-    given = server.Server(SHARED, CHOICE, jnp.asarray(7))
+    given = server.Server(SHARED, CHOICE, jnp.asarray(7), jnp.array([0.25, 0.75, 0.0]))
     np.testing.assert_allclose(
         server.diffusion(given, 3, 0.02, 1.5), np.sqrt(2 * 0.02 * 1.5) * z(SHARED, 0), rtol=1e-6
     )
@@ -131,7 +130,7 @@ def test_local_steps_are_those_of_the_method(case):
     assert (memory, upload.extra, upload.spent) == ((), (), ())
     np.testing.assert_allclose(
         m.server_update(hyper, None, upload._replace(position=jnp.stack([START, 3 * START])),
-                        jnp.array([0.5, 0.5]), None),
+                        SimpleNamespace(weights=jnp.array([0.5, 0.5]))),
         2 * START,
     )  # fmt: skip
     # the twin: a tenth more noise, or of step, is another place
@@ -220,7 +219,6 @@ def test_names_and_special_cases():
     assert fald(local_steps=4, step_size=0.1).name == "fa-ld"
     with pytest.raises(ConfigError, match=r"must come from fald\.compressors"):
         fald(local_steps=1, step_size=0.1, compressor="qsgd")
-    assert method_fald.check_compressor(None) is None
 
 
 def test_settings_are_plain_values():
@@ -246,6 +244,12 @@ class Mine(methods.Peer):
     fitted: object = field(default=None, compare=False)
     reveals = Reveals(("position", "nothing"), sums=True)
     _numbers = ("step_size", "width")
+
+    def client_update(self, hyper, local, message, memory):
+        return None
+
+    def server_update(self, hyper, state, uploads, server):
+        return None
 
 
 def test_a_method_declares_what_it_was_given():
@@ -280,7 +284,7 @@ def test_what_a_derived_method_sends_in_another_way_it_declares_anew():
         declared = {changed: lambda self: None, "reveals": Mine.reveals}
         assert type("Declared", (Mine,), declared).reveals is Mine.reveals
     assert type("Same", (Mine,), {"cost": lambda self: None}).reveals is Mine.reveals
-    assert methods.Base.reveals is UNDECLARED
+    assert methods.Method.reveals is UNDECLARED
 
 
 @pytest.mark.parametrize(

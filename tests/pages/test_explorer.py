@@ -7,7 +7,7 @@ import pytest
 import fald
 from fald import planner
 from fald.core.errors import ConfigError
-from fald.pages.explorer import Explorer, Run
+from fald.pages.explorer import SettingsExplorer, Sliders
 from fald.planner import Setting
 from fald.privacy.accountant import account
 from fald.privacy.settings import RunSettings
@@ -34,7 +34,7 @@ def study():
 
 @pytest.fixture(scope="module")
 def explorer(study):
-    return Explorer(study)
+    return SettingsExplorer(study)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_values_that_cannot_be_used_get_a_message(explorer, changes, message):
 
 def test_sliders_begin_where_the_study_stands(explorer, tmp_path):
     about = explorer.about({})
-    assert set(about["grids"]) == set(Run._fields[:6])
+    assert set(about["grids"]) == set(Sliders._fields[:6])
     for name, grid in about["grids"].items():
         assert about["start"][name] in grid
         assert grid == sorted(grid)
@@ -178,8 +178,8 @@ def test_sliders_begin_where_the_study_stands(explorer, tmp_path):
     (tmp_path / "indo.csv").write_bytes(fald.datasets.study_path("indo").with_name("indo.csv").read_bytes())
     own = "\n[sampler]\nnum-rounds = 77\nlocal-steps = 7\nstep-size = 3e-5\nclip-norm = 2.0\nbatch-size = 9\n"
     (tmp_path / "study.toml").write_text(text + own + "[privacy]\ndelta = 1e-6\n")
-    start = Explorer(load_study(tmp_path / "study.toml")).start
-    assert start == Run(7, 3e-5, 0.0, 4, 77, 9, 4, delta=1e-6, clip_norm=2.0)
+    start = SettingsExplorer(load_study(tmp_path / "study.toml")).start
+    assert start == Sliders(7, 3e-5, 0.0, 4, 77, 9, 4, delta=1e-6, clip_norm=2.0)
 
 
 def test_a_sweep_shows_more_error_for_more_local_steps(explorer):

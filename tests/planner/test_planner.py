@@ -25,8 +25,6 @@ from fald.settings.participation import full, with_replacement, without_replacem
 from helpers import gaussian_federation as federation
 from helpers import in_parameters
 
-pytestmark = pytest.mark.slow
-
 SCHEMES = {
     "full": full(),
     "I": with_replacement(2),

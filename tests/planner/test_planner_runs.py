@@ -21,9 +21,7 @@ from fald.report import plan as plan_report
 from fald.results.predict import flat_positions
 from fald.results.tree import settings_of
 from fald.study.datasets import load_bundled_study
-from helpers import in_parameters, pooled_nuts
-
-pytestmark = pytest.mark.slow
+from helpers import in_parameters, mostly_slow, pooled_nuts
 
 
 def heterogeneous():
@@ -110,8 +108,7 @@ SIMULATED = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "local_steps", "step", "num_rounds"), SIMULATED)
+@pytest.mark.parametrize(("name", "local_steps", "step", "num_rounds"), mostly_slow(SIMULATED, SIMULATED[3:]))
 def test_predicted_errors_agree_with_simulations(name, local_steps, step, num_rounds, request):
     case = request.getfixturevalue(name)
     setting = Setting(local_steps, step)

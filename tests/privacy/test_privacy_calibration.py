@@ -13,8 +13,6 @@ from fald.core.errors import ConfigError, PrivacyError
 from fald.privacy import Budget, RunSettings, account, calibrate, pareto_front
 from fald.settings.participation import with_replacement, without_replacement
 
-pytestmark = pytest.mark.slow
-
 BUDGET = Budget(0.8, 1e-5)
 
 

@@ -16,8 +16,6 @@ from fald.privacy.events import _multiplicities
 from fald.privacy.rdp import RdpSteps
 from fald.settings.participation import with_replacement, without_replacement
 
-pytestmark = pytest.mark.slow
-
 DELTA = 1e-5
 
 

@@ -14,8 +14,6 @@ from fald.core.errors import ConfigError
 from fald.privacy import Ledger, RunSettings, account, paper_bound
 from fald.settings.participation import with_replacement, without_replacement
 
-pytestmark = pytest.mark.slow
-
 quick = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 

@@ -17,6 +17,7 @@ import fald
 from fald import models
 from fald.calculus.gradients import client_rows, energy_fn
 from fald.core.errors import ConfigError, DataError
+from fald.fewround.exchange import InProcessExchange
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(30, 3))
@@ -424,3 +425,48 @@ def test_likelihoods_that_do_not_fit_the_rows(loglikelihood_fn, words):
     with pytest.raises(DataError, match=words) as caught:
         sample(model, fald.FederatedData.from_arrays({"a": np.ones((3, 2))}))
     assert caught.value.hint
+
+
+def test_scales_found_from_sums_are_those_of_the_columns():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal([3.0, -40.0], [0.1, 7.0], (50, 2)), rng.normal(130, 15, 50)
+    data = fald.FederatedData.from_arrays({"a": (x[:20], y[:20]), "b": (x[20:], y[20:])})
+    for options in ({}, {"noise_scale": 4.0}, {"outcome_scaling": (100.0, 10.0)}):
+        model = models.linear_regression(["u", "v"], **options)
+        at = np.concatenate([np.zeros((1, model.dim)), np.eye(model.dim)])
+        sums = InProcessExchange(model, data).ask({"states": at})
+        found = model.scales_fn(sums["state_values"], sums["state_gradients"], 50)
+        c, k = options.get("outcome_scaling", (0.0, 1.0))
+        np.testing.assert_allclose(found["outcome"], ((y.mean() - c) / k, y.std() / k), rtol=1e-3)
+        for name, column in zip("uv", x.T):
+            np.testing.assert_allclose(found["features"][name], (column.mean(), column.std()), rtol=1e-3)
+
+
+def test_priors_relative_to_scales_are_those_of_standardised_columns():
+    scales = {"outcome": (130.0, 20.0), "features": {"u": (3.0, 0.5), "v": (-40.0, 7.0)}}
+    model, plain = models.linear_regression(["u", "v"], scales=scales), models.linear_regression(["u", "v"])
+    rng = np.random.default_rng(1)
+    gaps = []
+    for _ in range(5):
+        a, b, s = rng.normal(), rng.normal(size=2), rng.normal()
+        raw = {"coefficient": 20 * b / np.array([0.5, 7.0]), "log_noise_scale": s + np.log(20)}
+        raw["intercept"] = 130 + 20 * a - raw["coefficient"] @ [3.0, -40.0]
+        standard = {"intercept": a, "coefficient": b, "log_noise_scale": s}
+        gaps.append(float(model.logprior_fn(raw)) - float(plain.logprior_fn(standard)))
+    np.testing.assert_allclose(gaps, gaps[0], atol=1e-3)
+    assert model.initial_position["intercept"] == 130
+    for wrong in ({"u": (3.0, 0.5)}, {"u": (3.0, 0.0), "v": (0.0, 1.0)}, {**scales["features"], "w": (0, 1)}):
+        with pytest.raises(ConfigError, match="scales"):
+            models.linear_regression(["u", "v"], scales={**scales, "features": wrong})
+
+
+def test_a_scaled_outcome_is_reported_and_predicted_in_its_own_units():
+    plain, scaled = (models.linear_regression(1, outcome_scaling=pair) for pair in ((0, 1), (130.0, 20.0)))
+    p = {"intercept": 0.5, "coefficient": np.array([-0.4]), "log_noise_scale": np.log(0.7)}
+    raw = {k: float(np.ravel(v)[0]) for k, v in scaled.constrain_fn(p).items()}
+    assert raw == pytest.approx({"intercept": 140.0, "coefficient": -8.0, "noise_scale": 14.0})
+    x = np.array([2.0])
+    assert float(scaled.predict_fn(p, x)) == pytest.approx(140.0 - 16.0)
+    example, units = (x, 131.0), (x, (131.0 - 130) / 20)
+    gap = float(scaled.loglikelihood_fn(p, example)) - float(plain.loglikelihood_fn(p, units))
+    assert gap == pytest.approx(-np.log(20), rel=1e-5)

@@ -137,6 +137,15 @@ def test_a_client_that_never_took_part_has_no_drift():
     assert pd.api.types.is_integer_dtype(table["took_part"])
 
 
+def test_clients_of_whom_only_the_sum_is_known_took_part():
+    tree = run(num_rounds=10)
+    stats = tree["sample_stats"].to_dataset()
+    tree["sample_stats"] = xr.DataTree(stats.assign(drift=np.nan * stats["drift"]))
+    table = diagnostics.client_drift(tree)
+    assert table["took_part"].tolist() == [20, 20]
+    assert table["mean_drift"].isna().all()
+
+
 def test_distance_of_shifted_samples_is_the_shift():
     a = normal_draws((500, 3))
     shift = np.array([1.0, -2.0, 0.5])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -212,3 +215,24 @@ def test_float64_runs_predict_in_float64():
         table = fald.predict(model, tree, NEW)
     expected = 1 / (1 + np.exp(-linear_predictor(tree, NEW)))
     np.testing.assert_allclose(table["mean"], expected.mean(0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("most", [4, 8, 10, 399, 400, 5000])
+def test_predictions_from_fewer_draws_come_from_all_chains(monkeypatch, most):
+    """Chains that disagree, one after the other in memory: each gives its share."""
+    model = MODELS["linear"][0]
+    chains = np.repeat([0.0, 10.0, 20.0, 30.0], 100)
+    flat = np.zeros((400, model.dim))
+    flat[:] = chains[:, None]
+    module = sys.modules["fald.results.predict"]
+    monkeypatch.setattr(module, "require_posterior", lambda tree: None)
+    monkeypatch.setattr(module, "flat_positions", lambda model, tree: flat)
+
+    def predicted(position, row):
+        return jax.tree.leaves(position)[0].ravel()[0]
+
+    table = fald.predict(replace(model, predict_fn=predicted, simulate_fn=None), None, NEW, most_draws=most)
+    # each chain gives a quarter, up to one draw
+    assert abs(float(table["mean"].iloc[0]) - 15.0) <= 30.0 / min(most, 400) + 1e-3
+    assert float(table["2.5%"].iloc[0]) < 3.0
+    assert float(table["97.5%"].iloc[0]) > 27.0

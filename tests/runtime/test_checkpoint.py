@@ -25,7 +25,7 @@ from fald.runtime.checkpoint import Store
 def federation(shift=0.0):
     rng = np.random.default_rng(3)
     return fald.FederatedData.from_arrays(
-        {name: rng.normal(shift, 1, (size, 2)) for name, size in {"a": 12, "b": 5, "c": 1}.items()}
+        {name: rng.normal(shift, 1, (size, 2)) for name, size in {"a": 5, "b": 5, "c": 1}.items()}
     )
 
 
@@ -62,15 +62,14 @@ class WaitsAt(fald.InProcess):
 
 
 class StopsAfter(fald.InProcess):
-    """As if the user pressed Ctrl-C in some chunk."""
+    """As if the user pressed Ctrl-C after some round."""
 
-    def __init__(self, chunks):
+    def __init__(self, place):
         super().__init__()
-        self.chunks = chunks
+        self.place = place
 
     def advance(self, problem, state, num_rounds):
-        self.chunks -= 1
-        if self.chunks < 0:
+        if state.round >= self.place:
             raise KeyboardInterrupt
         return super().advance(problem, state, num_rounds)
 
@@ -128,9 +127,9 @@ def start_and_wait(path, place):
     return process
 
 
-def interrupt(path, chunks=7, **changes):
+def interrupt(path, place=35, **changes):
     with pytest.raises(Interrupted) as caught:
-        run(path, engine=StopsAfter(chunks), **changes)
+        run(path, engine=StopsAfter(place), **changes)
     return caught.value
 
 
@@ -144,8 +143,8 @@ def interrupt(path, chunks=7, **changes):
     ids=["full", "partial", "schedule"],
 )
 def test_resumed_run_is_bit_identical(tmp_path, changes):
-    interrupt(tmp_path, chunks=4, **changes)
-    interrupt(tmp_path, chunks=5, **changes)
+    interrupt(tmp_path, 15, **changes)
+    interrupt(tmp_path, 50, **changes)
     xr.testing.assert_identical(run(tmp_path, **changes), run(**changes))
 
 
@@ -157,9 +156,9 @@ def test_interruption_keeps_draws_and_says_how_to_go_on(tmp_path):
     kept = error.tree["posterior"].sizes["draw"]
     assert 0 < kept < 110
     xr.testing.assert_identical(error.tree["posterior"], run()["posterior"].isel(draw=slice(kept)))
-    without = interrupt(None, chunks=4)
+    without = interrupt(None, 15)
     assert "give a checkpoint" in without.hint
-    assert interrupt(None, chunks=0).tree is None
+    assert interrupt(None, 0).tree is None
 
 
 @pytest.mark.parametrize("call", range(1, 8))

@@ -14,8 +14,6 @@ from fald.core.errors import ConfigError
 from fald.settings.participation import full, with_replacement, without_replacement
 from fald.settings.schedules import paper_decay
 
-pytestmark = pytest.mark.slow
-
 DRAWN = {"with-replacement": with_replacement, "without-replacement": without_replacement}
 GOOD = theory.Constants(smoothness=4.0, strong_convexity=1.0, dim=3, num_clients=20, initial_distance=1.0)
 

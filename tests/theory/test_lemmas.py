@@ -14,8 +14,6 @@ from fald.core.errors import ConfigError
 from fald.settings.participation import full, with_replacement, without_replacement
 from helpers import random_federation
 
-pytestmark = pytest.mark.slow
-
 GOOD = theory.Constants(smoothness=4.0, strong_convexity=1.0, dim=3, num_clients=5, initial_distance=1.0)
 
 

@@ -56,11 +56,11 @@ class Site(NamedTuple):
     @property
     def parts(self) -> Iterator[Part]:
         """Rows and a mask of the real ones; the last row fills up, so that functions compile once."""
-        for first in range(0, self.num_rows, self.size):
-            index = np.arange(first, first + self.size)
-            whole = index[-1] < self.num_rows
-            taken = slice(first, first + self.size) if whole else np.minimum(index, self.num_rows - 1)
-            yield jax.tree.map(lambda a, i=taken: a[i], self.rows), index < self.num_rows
+        count, place = self.num_rows, np.arange(self.size)
+        for first in range(0, count, self.size):
+            whole = first + self.size <= count
+            taken = slice(first, first + self.size) if whole else np.minimum(first + place, count - 1)
+            yield jax.tree.map(lambda a, i=taken: a[i], self.rows), place < count - first
 
 
 def make_site(model: Model, rows: PyTree, name: str = "") -> Site:

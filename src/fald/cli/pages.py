@@ -40,12 +40,12 @@ def explore(
 
     Example: fald explore study.toml
     """
-    from fald.pages.explorer import Explorer
+    from fald.pages.explorer import SettingsExplorer
     from fald.pages.server import Page, serve
 
     loaded = load_study(study or study_path("indo"), settings or [])
     set_precision(loaded)
     print("finding the sites' local models (a few seconds)", file=sys.stderr, flush=True)
-    found = Explorer(loaded)
+    found = SettingsExplorer(loaded)
     answers = {"about": found.about, "point": found.point, "privacy": found.privacy, "sweep": found.sweep}
     serve(Page("explore", answers), host=host, port=port, about=f"exploring {loaded.title or study}")

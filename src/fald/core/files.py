@@ -102,7 +102,7 @@ def sole_owner(folder: Path, name: str = "run.lock", patience: float = 0.0) -> I
     Parameters
     ----------
     folder
-        The folder; made if it does not exist, and removed if nothing else was put into it.
+        The folder; made with those above it if it does not exist; what was made and stays empty is removed.
     name
         The file.
     patience
@@ -113,7 +113,8 @@ def sole_owner(folder: Path, name: str = "run.lock", patience: float = 0.0) -> I
     ConfigError
         If another process has the folder, with its number, machine and time.
     """
-    path, end, made = folder / name, time.monotonic() + patience, not folder.exists()
+    path, end = folder / name, time.monotonic() + patience
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     while not _taken(file := _opened(path), path):
         holder = os.pread(file, 200, 0).decode(errors="replace").strip() or "another process"
         os.close(file)
@@ -131,8 +132,8 @@ def sole_owner(folder: Path, name: str = "run.lock", patience: float = 0.0) -> I
     finally:
         with contextlib.suppress(OSError):
             path.unlink()
-            if made:
-                folder.rmdir()
+            for place in made:
+                place.rmdir()
         os.close(file)
 
 
@@ -149,16 +150,24 @@ def _opened(path: Path) -> int:
         ) from error
 
 
-def _taken(file: int, path: Path) -> bool:
-    """Whether the lock of an open file is ours now, and the file still the one at its path."""
+def lock(file: Any, *, shared: bool = False) -> bool | None:
+    """Take the lock of an open file until it closes; False: another process has it, None: no locks here."""
     if fcntl is None:
-        return True
+        return None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # some network folders have no locks
-        return True
+    except OSError:  # some network folders have none
+        return None
+    return True
+
+
+def _taken(file: int, path: Path) -> bool:
+    """Whether the lock of an open file is ours now, and the file still the one at its path."""
+    ours = lock(file)
+    if not ours:
+        return ours is None
     return path.exists() and os.fstat(file).st_ino == path.stat().st_ino
 
 

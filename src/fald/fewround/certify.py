@@ -39,6 +39,11 @@ def quantile(num_coordinates: int) -> float:
     return float(ndtri(1 - 0.05 / (4 * num_coordinates)))
 
 
+def labels(names: list[str], count: int) -> list[str]:
+    """Names of parameters, and of the reported quantities that are certified with them."""
+    return [*names, *[f"reported quantity {i + 1}" for i in range(count - len(names))]]
+
+
 def khat_limit(count: int) -> float:
     """The largest k-hat at which this many draws are enough."""
     return min(KHAT_LIMIT, 1 - 1 / np.log10(count))
@@ -220,7 +225,8 @@ def one_mode(count: int) -> Check:
     return Check(
         "one mode",
         count == 1,
-        f"the posterior is multimodal: {count} modes found, and whether these are all is unknown",
+        f"the posterior is multimodal, or its top is bent around a hollow: {count} tops with a valley on the "
+        "straight way between them were found, and whether these are all is unknown",
     )
 
 

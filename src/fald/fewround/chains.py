@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
+from fald.fewround import certify
 from fald.fewround.certify import Check, quantile
 from fald.fewround.exchange import Server
 from fald.fewround.outcome import Outcome
@@ -96,7 +97,7 @@ def chain_checks(
         Wanted precision in posterior sds; names of the parameters.
     """
     old, previous, new = ends
-    labels = [*names, *[f"reported quantity {i + 1}" for i in range(new.shape[1] - len(names))]]
+    labels = certify.labels(names, new.shape[1])
     sd = new.std(axis=0)
     still = np.array([_correlation(a, b) for a, b in zip(old.T, new.T)])
     square = np.array([_correlation((a - a.mean()) ** 2, (b - b.mean()) ** 2) for a, b in zip(old.T, new.T)])

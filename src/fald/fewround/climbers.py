@@ -18,15 +18,22 @@ from fald.fewround.proposal import Proposal
 Array = NDArray[Any]
 
 DIP = 0.1  # nats by which a path may fall and still be one hill
-_FIRST, _LATER = 1024, 256  # climbers at first, and at most from then on
+_FIRST, _LATER = 2048, 256  # climbers at first, and at most from then on
 _NEAREST, _FURTHEST = 2.0, 20.0  # sds from the proposal's bulk at which they begin
 _RINGS = 8  # shells of climbers
+_SAME = 0.5  # sds between two places on one hill
 _HOME = 2.0  # sds from the proposal's centre within which a hilltop is its own
 _PATH = 12
+_SEARCHED = 2  # steps up after which nobody is sent from far below the mode
 _THIN = 0.4  # curvature below which a shell is wide, the proposal's being one
 _MOST_THIN, _MOST_RAYS = 4, 16  # such directions of a shell, and of all of them
 _ALIKE = 0.95  # cosine of two directions that are one
-_SENT = 8  # explorers sent at a time, from the deepest valleys; other climbers beyond a valley are forgotten
+_SENT = 8  # explorers sent at a time, from the deepest valleys; other climbers beyond a valley wait
+
+
+def plain(dim: int) -> float:
+    """How many nats below a hilltop the plain is, from which every hill can be seen."""
+    return 20.0 + 3 * dim
 
 
 def valley(values: Array) -> Array:
@@ -58,7 +65,8 @@ class Climbers:
         self._next = self._places = (far + np.sqrt(around.dim) - 1)[:, None] * ways
         self._slopes = np.zeros_like(ways)
         self._heights, self._reach = np.full(_FIRST, -np.inf), np.ones(_FIRST)
-        self._thin = np.zeros((0, around.dim))
+        self._thin = self._sent = np.zeros((0, around.dim))
+        self.waiting = self._steps = 0
 
     @property
     def _setting_out(self) -> bool:
@@ -102,25 +110,46 @@ class Climbers:
             deep = np.zeros(len(values))
             found, self._thin = _wide_hills(self._next[seen], slopes[seen])
         else:
-            deep = valley(np.concatenate([values[:, None], along.reshape(-1, _PATH)], axis=1))
-            deepest = np.argsort(-np.where(seen, deep, 0.0), kind="stable")[:_SENT]
-            found = self._next[deepest[(seen & (deep > DIP))[deepest]]]
+            ways = along.reshape(-1, _PATH)  # which end at the mode
+            deep = valley(np.concatenate([values[:, None], ways], axis=1))
+            self._steps += 1
+            # far below all tops a valley may be no more than a bend of the slope, along which one climbs on
+            told = seen & ((self._steps <= _SEARCHED) | (values > ways[:, -1] - plain(len(self._centre))))
+            found = self._choose(np.where(told, deep, 0.0))
+            deep = np.where(told, deep, 0.0)
+        apart = np.linalg.norm(self._next[:, None] - self._sent, axis=2).min(axis=1, initial=np.inf)
+        waits = seen & (deep > DIP) & (apart > _SAME)
         up = seen & (values >= self._heights)
         self._places = np.where(up[:, None], self._next, self._places)
         self._slopes = np.where(up[:, None], slopes, self._slopes)
         self._heights = np.where(up, values, self._heights)
         self._reach = np.where(up, np.minimum(2 * self._reach, 1.0), self._reach / 3)
         pointed = np.linalg.norm(self._places + self._slopes, axis=1)
-        self._go_on(np.flatnonzero(np.isfinite(self._heights) & (pointed > _HOME) & (deep <= DIP)))
+        self._go_on(waits, np.isfinite(self._heights) & (pointed > _HOME) & (deep <= DIP))
         return self._centre + found @ self._factor.T
+
+    def _choose(self, deep: Array) -> Array:
+        """(T, d) places beyond the deepest valleys, each on a hill to which nobody was sent yet."""
+        new = np.zeros((0, self._next.shape[1]))
+        for i in np.argsort(-deep, kind="stable"):
+            if deep[i] <= DIP or len(new) == _SENT:
+                break
+            known = np.concatenate([self._sent, new])
+            if np.linalg.norm(known - self._next[i], axis=1).min(initial=np.inf) > _SAME:
+                new = np.append(new, self._next[i][None], axis=0)
+        self._sent = np.concatenate([self._sent, new])
+        return new
 
     def rest(self) -> None:
         """Look no further."""
-        self._go_on(np.zeros(0, int))
+        nobody = np.zeros(len(self._next), bool)
+        self._go_on(nobody, nobody)
 
-    def _go_on(self, left: Array) -> None:
-        """Let those that are left, or as many as may be, step up, none further than it is away."""
-        left = left[:: len(left) // _LATER + 1]
+    def _go_on(self, waits: Array, climbs: Array) -> None:
+        """Let those that wait and some that climb step up, none further than it is away."""
+        waiting, climbing = np.flatnonzero(waits)[:_LATER], np.flatnonzero(climbs)
+        self.waiting, room = len(waiting), _LATER - len(waiting)
+        left = np.concatenate([waiting, climbing[:: len(climbing) // max(room, 1) + 1][:room]])
         self._places, self._slopes = self._places[left], self._slopes[left]
         self._heights, self._reach = self._heights[left], self._reach[left]
         steep = np.linalg.norm(self._slopes, axis=1)

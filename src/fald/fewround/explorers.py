@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.fewround.climbers import DIP, valley
+from fald.fewround.climbers import DIP, plain, valley
 from fald.fewround.proposal import cholesky
 from fald.fewround.target import Derivatives, Target
 from fald.fewround.weights import smooth
@@ -31,11 +31,6 @@ def scouts(centre: Array, covariance: Array, rng: np.random.Generator) -> Array:
     root = np.linalg.cholesky(covariance + 1e-12 * np.diag(np.diag(covariance)))
     scale = np.sqrt(5 / rng.chisquare(5, NUM_SCOUTS))
     return centre + scale[:, None] * (rng.standard_normal((NUM_SCOUTS, d)) @ root.T)
-
-
-def plain(dim: int) -> float:
-    """How many nats below a hilltop the plain is, from which every hill can be seen."""
-    return 20.0 + 3 * dim
 
 
 def promising(positions: Array, values: Array, rng: np.random.Generator, count: int) -> Array:

@@ -21,7 +21,7 @@ from fald.fewround.exchange import Exchange, InProcessExchange, Questions, Round
 from fald.fewround.methods import FIT_METHODS, NAMES, FitMethod
 from fald.fewround.outcome import Outcome
 from fald.fewround.site import REVEALS
-from fald.fewround.weights import precision, resample
+from fald.fewround.weights import keep, precision
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.results.kinds import FEW_ROUND
@@ -39,7 +39,7 @@ Array = NDArray[Any]
 MAX_DIM = 1000  # parameters up to which few rounds are enough; their matrices take memory
 ACCURACIES = {"high": 0.05, "medium": 0.1}
 _NUM_CHAINS, _NUM_DRAWS = 4, 4000
-_MOST_SCOPE = {"one mode", "mode", "tails", "explorers"}  # with these split-HMC would not help
+_MOST_SCOPE = {"one mode", "mode", "tails", "explorers", "numbers"}  # with these split-HMC would not help
 _HMC_ROUNDS = 24
 
 
@@ -338,7 +338,9 @@ def _draws(model: Model, outcome: Outcome, seed: int) -> tuple[dict[str, xr.Data
     """Equally weighted draws in chains, and which of the outcome's draws each is."""
     rng = np.random.Generator(np.random.Philox([seed & (2**64 - 1), 3]))
     if outcome.weighted:
-        taken = resample(outcome.weights, _NUM_CHAINS * _NUM_DRAWS, float(rng.random()))
+        report = _report(model)
+        values = outcome.positions if report is None else report(outcome.positions)
+        taken = keep(values, outcome.weights, _NUM_CHAINS * _NUM_DRAWS, rng)
     else:
         taken = np.arange(len(outcome.positions) // _NUM_CHAINS * _NUM_CHAINS)
     taken = rng.permutation(taken).reshape(_NUM_CHAINS, -1)
@@ -350,7 +352,8 @@ def _log_densities(model: Model, outcome: Outcome) -> dict[str, Array]:
     if not len(outcome.values):
         return {}
     prior = prior_gradients(model, outcome.positions)[0]
-    return {"log_prior": prior, "log_likelihood": outcome.values - prior}
+    with np.errstate(invalid="ignore"):  # where there is no density; such a draw is never kept
+        return {"log_prior": prior, "log_likelihood": outcome.values - prior}
 
 
 def _precision_of(model: Model, outcome: Outcome) -> dict[str, dict[str, float]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial import KDTree
 from scipy.special import logsumexp
 
 from fald.calculus.sums import prior_derivatives
@@ -189,7 +190,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         modes.send(search.climbers.climb(*target.gradients(around, sums), down))
     if len(modes.relevant()) > 1:  # the verdict is known
         search.climbers.rest()
-    names = _labels(search, state)
+    names = certify.labels(search.names, len(state.precision.mean))
     checks = [
         certify.khat(state.newest, len(draws)),
         certify.means_precise(state.precision, search.tolerance, names),
@@ -198,10 +199,10 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         certify.pooled_khat(state.pooled),
         certify.agreement(state.moments, state.all_moments, search.tolerance, search.names),
         certify.tails(far, ways, float(np.max(values)), np.sqrt(np.diag(spread)), search.names),
-        certify.defined(undefined, *_expected(base, search.batches[-1]), search.tolerance),
+        certify.defined(undefined, *_expected(base, search.batches[-1], undefined), search.tolerance),
         certify.mode(search.best, gain),
         certify.one_mode(len(modes.relevant())),
-        certify.explored(len(modes.active)),
+        certify.explored(len(modes.active) + search.climbers.waiting),
         certify.two_rounds(len(search.batches)),
     ]
     if cast:
@@ -217,11 +218,23 @@ def _reach(search: Search, spread: Array) -> float:
     return float(np.clip(np.max(prior / np.sqrt(np.diag(spread))), 1.0, 1000.0))
 
 
-def _expected(base: Proposal, last: Batch) -> tuple[Array, Array]:
-    """Mass (C,) that the cores expect at each draw, and its largest squared distance (C,) in sds."""
+def _expected(base: Proposal, last: Batch, undefined: Array) -> tuple[Array, Array]:
+    """Mass (C,) that is to be expected at each draw, and its largest squared distance (C,) in sds.
+
+    The mass of the cores; where the posterior is not a number, times what it has there more than the cores at
+    the nearest draw where it is one: a skewed posterior has more mass than its cores beyond an edge.
+    """
     centre, spread = proposal.overall(base)
-    logs = logsumexp(log_parts(base, last.positions), axis=1) - last.density(last)
-    expected = np.exp(logs - base.dim / 2 * np.log(2 * np.pi)) / len(logs)
+    cores = logsumexp(log_parts(base, last.positions), axis=1) - base.dim / 2 * np.log(2 * np.pi)
+    logs = cores - last.density(last)
+    known = ~undefined & np.isfinite(last.values)
+    if undefined.any() and known.any():
+        white = np.linalg.solve(proposal.cholesky(spread), (last.positions - centre).T).T
+        nearest = np.flatnonzero(known)[KDTree(white[known]).query(white[undefined])[1]]
+        ratios = last.values - last.density(last)
+        log_mass = logsumexp(ratios) - np.log(len(ratios))
+        logs[undefined] += np.maximum(last.values[nearest] - log_mass - cores[nearest], 0.0)
+    expected = np.exp(np.minimum(logs, 700.0)) / len(logs)
     return expected, np.max((last.positions - centre) ** 2 / np.diag(spread), axis=1)
 
 
@@ -241,11 +254,6 @@ def _look_out(search: Search, cast: rays.Rays, values: Array, state: State) -> C
         tops = cast.positions[rays.tops(values.reshape(shape), hills)]
         search.modes.send_apart(tops[np.argsort(-missed[hills], kind="stable")[:8]])
     return check
-
-
-def _labels(search: Search, state: State) -> list[str]:
-    extra = len(state.precision.mean) - len(search.names)
-    return search.names + [f"reported quantity {i + 1}" for i in range(extra)]
 
 
 def line(search: Search, current: Proposal) -> tuple[Array, Array]:

@@ -27,7 +27,7 @@ from fald.fewround.proposal import cholesky
 from fald.fewround.search import MANY, Search
 from fald.fewround.surrogate import Surrogate, blank, learn, moved, rest, wander
 from fald.fewround.target import Target
-from fald.fewround.weights import resample, smooth
+from fald.fewround.weights import precision, resample, smooth
 from fald.problem.model import Model
 
 Array = NDArray[Any]
@@ -231,7 +231,14 @@ def run_chains(
             break
     if strict and all(check.holds for check in checks):
         last = [learner.frame.positions(each) for each in ensembles]
-        checks += yield from _shown(target, last, rng, tolerance)
+        known = precision(quantities(z), np.full(count, 1 / count))
+        labels = certify.labels(names, coordinates)
+        checks += [
+            certify.means_precise(known, tolerance, labels),
+            certify.sds_precise(known, tolerance, labels),
+            certify.moments_exist(known, labels),
+            *(yield from _shown(target, last, rng, tolerance)),
+        ]
         trace.append(trace_row(learner.frame.positions(z)))
     failed = [check for check in checks if not check.holds]
     return chains_outcome(learner.frame.positions(z), failed, drawn.khat, trace)

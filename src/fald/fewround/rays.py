@@ -125,10 +125,9 @@ def far(values: Array, log_weights: Array, dim: int, count: int, quantile: float
         beyond = np.sqrt(k + 2) + _BEYOND < RADII
         with np.errstate(invalid="ignore", over="ignore"):
             second = values + (k + 2) * logs
-            total = logsumexp(second, axis=1)
-            outside = logsumexp(second[:, beyond], axis=1)
-            mass = logsumexp(values + k * logs, axis=1)
-            noise = logsumexp((values + log_weights + (k + 4) * logs)[:, beyond], axis=1)
+            total, outside = _summed(second), _summed(second[:, beyond])
+            mass = _summed(values + k * logs)
+            noise = _summed((values + log_weights + (k + 4) * logs)[:, beyond])
             log_variance = noise + mass - 2 * total
             share[:, j] = np.nan_to_num(np.exp(outside - total), nan=0.0)
             error[:, j] = np.nan_to_num(
@@ -137,6 +136,23 @@ def far(values: Array, log_weights: Array, dim: int, count: int, quantile: float
         peak = RADII[beyond][np.argmax(second[:, beyond], axis=1)]
         width[:, j] = np.maximum(peak / np.sqrt(k + 1), 1.5)
     return Far(share, error, width)
+
+
+def _summed(terms: Array) -> Array:
+    """Logarithm of the sum of exp(terms) (K, R) along each ray, as if the last ones went on for ever.
+
+    A tail that falls like a power leaves a part of its second moment beyond any distance.
+
+    Examples
+    --------
+    >>> bool(np.isclose(_summed(np.log(0.5) * np.arange(5.0)[None])[0], np.log(2.0)))
+    True
+    """
+    last, rate = terms[:, -1], np.nan_to_num(terms[:, -1] - terms[:, -2], nan=-np.inf)
+    after = rate - np.log(-np.expm1(np.minimum(rate, -1e-12)))
+    return np.logaddexp(
+        np.asarray(logsumexp(terms, axis=1)), np.where(np.isneginf(last), -np.inf, last + after)
+    )
 
 
 def wide_cores(rays: Rays, found: Far, limit: float) -> Proposal | None:

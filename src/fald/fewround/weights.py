@@ -11,6 +11,11 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
+_NOTHING = (
+    1e-9  # of the largest value: where a tail holds so little, all rests on few draws, and none is fitted
+)
+
+
 class Smoothed(NamedTuple):
     """Normalised weights (C,), the shape k-hat of their tail, and the effective sample size 1/Σw²."""
 
@@ -60,6 +65,8 @@ def tail_shape(values: Array) -> float:
         return np.inf
     if excesses[-1] <= 1e-9 * abs(top[-1]):
         return 0.0
+    if top[0] <= _NOTHING * top[-1]:
+        return np.inf
     return fit_tail(np.maximum(excesses, 1e-12 * excesses[-1]))[0]
 
 
@@ -86,8 +93,8 @@ def smooth(log_weights: Array) -> Smoothed:
         top = np.argsort(ratios, kind="stable")[-length - 1 :]
         tail, cutoff = top[1:], ratios[top[0]]
         excesses = ratios[tail] - cutoff
-        khat = 0.0
-        if excesses[-1] > 1e-9:
+        khat = np.inf if cutoff <= _NOTHING else 0.0
+        if khat == 0 and excesses[-1] > 1e-9:
             khat, scale = fit_tail(np.maximum(excesses, 1e-12 * excesses[-1]))
             p = (np.arange(length) + 0.5) / length
             lifted = scale * np.expm1(-khat * np.log1p(-p)) / khat if khat else -scale * np.log1p(-p)
@@ -150,3 +157,53 @@ def resample(weights: Array, count: int, offset: float) -> Array:
     edges = np.cumsum(weights) / np.sum(weights)
     places = (np.arange(count) + offset) / count
     return np.minimum(np.searchsorted(edges, places), len(weights) - 1)
+
+
+_POOL = 2  # other draws to choose from, for every one that is kept
+_OFF = 2e-3  # by which kept draws may be off, in sds
+_AT_ONCE = 32  # exchanges at a time, at most
+
+
+def keep(values: Array, weights: Array, count: int, rng: np.random.Generator) -> Array:
+    """(count,) indices of draws that, equally weighted, have nearly the means and sds of all weighted draws.
+
+    By resampling alone the sd of a heavy-tailed quantity would rest on the few far draws that happened to be
+    kept: with a kurtosis of 50, which 1% of the mass in a part ten times as wide has, 16,000 draws leave 3%.
+    So some draws are exchanged for others of a larger resample, until means and sds agree.
+
+    Parameters
+    ----------
+    values
+        (C, k) quantities whose means and sds are to be kept.
+    weights
+        (C,) normalised weights.
+    count, rng
+        How many to keep; where chance comes from.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(1)
+    >>> x, w = rng.standard_t(3, (5000, 1)), np.full(5000, 1 / 5000)
+    >>> bool(abs(x[keep(x, w, 1000, rng)].std() / x.std() - 1) < 0.003)
+    True
+    """
+    pool = np.concatenate([resample(weights, n * count, float(rng.random())) for n in (1, _POOL)])
+    mean = weights @ values
+    sd = np.sqrt(np.maximum(weights @ (values - mean) ** 2, np.finfo(float).tiny))
+    z = (values[pool] - mean) / sd
+    terms = np.concatenate([z, (z**2 - 1) / 2], axis=1)
+    sizes = np.sum(terms**2, axis=1)
+    off = terms[:count].sum(axis=0)
+    most = min(_AT_ONCE, count // 2)
+    while most and np.max(np.abs(off)) > _OFF * count:
+        comes = count + np.argpartition(2 * terms[count:] @ off + sizes[count:], most)[:most]
+        after = off + terms[comes].sum(axis=0)
+        goes = np.argpartition(sizes[:count] - 2 * terms[:count] @ after, most)[:most]
+        after -= terms[goes].sum(axis=0)
+        if after @ after >= (1 - 1e-3) * (off @ off):
+            most //= 2
+            continue
+        off, there, here = after, np.r_[comes, goes], np.r_[goes, comes]
+        for part in (pool, terms, sizes):
+            part[here] = part[there]
+    return pool[:count]

@@ -57,6 +57,10 @@ def reproduce(
         print(runner.closing(records))
 
 
+def _tell(quiet: bool) -> Any:
+    return None if quiet else lambda line: print(line, file=sys.stderr, flush=True)
+
+
 def compare(
     study: StudyFile,
     methods: Annotated[
@@ -84,17 +88,10 @@ def compare(
 
     Example: fald compare study.toml --methods fa-ld,sgld,laplace --budget-rounds 1000
     """
-    document = compare_report.run(
-        load_study(study, settings or []),
-        out or Path("comparisons") / study.stem,
-        methods=methods,
-        budget_rounds=budget_rounds,
-        target_error=target_error,
-        num_chains=chains,
-        reference=reference,
-        resume=resume,
-        report=None if quiet else lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    chosen, asked = load_study(study, settings or []), {"budget_rounds": budget_rounds, "num_chains": chains}
+    plan = compare_report.plan_of(chosen, methods, target_error=target_error, **asked)
+    folder, options = out or Path("comparisons") / study.stem, {"resume": resume, "report": _tell(quiet)}
+    document = compare_report.run(chosen, plan, folder, reference=reference, **options)
     print(json.dumps(document, indent=1) if as_json else compare_report.text(document))
 
 
@@ -117,6 +114,5 @@ def bench(
 
     Example: fald bench simulation images
     """
-    tell = None if quiet else lambda line: print(line, file=sys.stderr, flush=True)
-    document = speed.run(workloads or [], out, quick=quick, repeats=repeats, report=tell)
+    document = speed.run(workloads or [], out, quick=quick, repeats=repeats, report=_tell(quiet))
     print(json.dumps(document, indent=1) if as_json else (out / "bench.md").read_text(), end="")

@@ -16,8 +16,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.calculus.gradients import Batch, energy_fn, largest_curvatures, pooled_mode
+from fald.calculus.gradients import largest_curvatures, pooled_mode
+from fald.core.checks import check_count
 from fald.core.errors import ConfigError, DataError, Interrupted, NonFiniteError, StorageError
 from fald.core.files import write_atomically
-from fald.lab.reference import Reference, flat_draws, longest_run, pooled_nuts
+from fald.lab.reference import Reference, flat_draws, longest_run, pooled_energy, pooled_nuts
 from fald.langevin.method import Method
 from fald.langevin.registry import METHODS, by_name, takes
 from fald.langevin.sampling import sample
@@ -44,18 +45,14 @@ STEP_FACTORS = (0.5, 0.2, 0.1, 0.05, 0.02)
 _PILOT_SHARE = 0.25
 _MOST_NUMBERS = 2**23  # in the draws of a run
 _SCORED_DRAWS = 100
-_CURVES = 7  # points of a curve, each at twice the rounds of the one before
+_POINTS = 7  # of a curve, each at twice the rounds of the one before
 _LARGEST_BUDGET = 16_384  # rounds, in a search for a target
 
 FEW_ROUND = "few-round"  # the default of a study, beside the methods that take steps
 
-# the largest curvature that one step meets
-_JOINT = {"sgld", "qlsd", "qlsd++", "marina", "elf"}  # of the joint energy
-_NODE = {"vr-fald", "de-sgld"}  # of N p_c f^c; all others: of f^c
-
 
 @dataclass(frozen=True)
-class Plan:
+class ComparePlan:
     """What to compare; checked by ``compare``.
 
     Attributes
@@ -89,39 +86,50 @@ class Plan:
             )
         if len(set(self.methods)) < len(self.methods):
             raise ConfigError(f"methods are named twice: {', '.join(self.methods)}")
-        for name, least in (("budget_rounds", 64), ("local_steps", 1), ("num_chains", 2)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name.replace('_', '-')} must be a whole number ≥ {least}; got {value!r}")
+        for name, least in (("budget-rounds", 64), ("local-steps", 1), ("num-chains", 2)):
+            field = name.replace("-", "_")
+            object.__setattr__(self, field, check_count(name, getattr(self, field), least))
         if self.target_error is not None and not 0 < self.target_error < math.inf:
             raise ConfigError(f"target-error must be > 0 and finite; got {self.target_error!r}")
 
+    @property
+    def pilot_rounds(self) -> int:
+        """Rounds for which each step size is tried."""
+        return max(32, int(_PILOT_SHARE * self.budget_rounds))
 
-@dataclass
-class Work:
+    def thinning(self, dim: int, rounds: int | None = None) -> int:
+        """As little as memory allows, for a run of so many rounds; None: of the longest."""
+        longest = self.budget_rounds if self.target_error is None else _LARGEST_BUDGET
+        return max(1, math.ceil((rounds or longest) * self.num_chains * dim / _MOST_NUMBERS))
+
+    def reached(self, curve: list[dict[str, Any]]) -> bool:
+        """Whether a curve has come to the error that was asked for."""
+        return self.target_error is not None and bool(curve) and curve[-1]["error"] <= self.target_error
+
+
+@dataclass(frozen=True)
+class Pieces:
     """Finished pieces of a comparison, kept in a folder so that it can go on where it stopped."""
 
     folder: Path
-    about: dict[str, Any]
-    report: Callable[[str], None] = field(default=lambda _: None)
+    report: Callable[[str], None]
 
-    def open(self, resume: bool) -> None:
+    def open(self, about: dict[str, Any], resume: bool) -> None:
         """Make the folder, or recognise the comparison that is in it."""
-        path = self.folder / "about.json"
-        if not path.exists():
+        if not (self.folder / "about.json").exists():
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StorageError(f"cannot make the folder {self.folder}: {error.strerror}") from error
-            write_atomically(path, json.dumps(self.about, indent=1).encode())
+            self.keep("about", about)
             return
         if not resume:
             raise ConfigError(
                 f"{self.folder} already holds a comparison",
                 hint="resume it, or choose another folder (--resume, --out)",
             )
-        found = self._read(path)
-        differing = [k for k in self.about if found.get(k) != json.loads(json.dumps(self.about[k]))]
+        found = self.done("about")
+        differing = [k for k in about if found.get(k) != json.loads(json.dumps(about[k]))]
         if differing:
             raise ConfigError(
                 f"{self.folder} holds another comparison; different: {', '.join(differing)}",
@@ -131,21 +139,16 @@ class Work:
     def done(self, name: str) -> Any:
         """A finished piece, or None."""
         path = self.folder / f"{name}.json"
-        return self._read(path) if path.exists() else None
+        try:
+            return json.loads(path.read_text()) if path.exists() else None
+        except (OSError, ValueError) as error:
+            hint = "delete it to do its part again"
+            raise StorageError(f"{path} is damaged ({error})", hint=hint) from error
 
     def keep(self, name: str, value: Any) -> Any:
         """Keep a finished piece."""
         write_atomically(self.folder / f"{name}.json", json.dumps(value).encode())
         return value
-
-    @staticmethod
-    def _read(path: Path) -> Any:
-        try:
-            return json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise StorageError(
-                f"{path} is damaged ({error})", hint="delete it to do its part again"
-            ) from error
 
 
 def compare(
@@ -153,7 +156,7 @@ def compare(
     data: FederatedData,
     *,
     folder: str | Path,
-    plan: Plan | None = None,
+    plan: ComparePlan | None = None,
     reference: str | Reference = "auto",
     resume: bool = False,
     report: Callable[[str], None] | None = None,
@@ -189,52 +192,18 @@ def compare(
     Interrupted
         On Ctrl-C; what was finished is kept.
     """
-    plan = Plan() if plan is None else plan
+    plan = ComparePlan() if plan is None else plan
     given = reference.name if isinstance(reference, Reference) else reference
     if not isinstance(reference, Reference) and reference not in ("auto", "nuts", "longest"):
         raise ConfigError(f"reference must be 'auto', 'nuts' or 'longest'; got {reference!r}")
-    about = {"plan": _plain(plan), "data": data.fingerprint(), "model": model.name, "reference": given}
+    about = {"plan": asdict(plan), "data": data.fingerprint(), "model": model.name, "reference": given}
     about["dtype"] = str(model.flat_initial_position.dtype)
-    work = Work(Path(folder), about, report or (lambda _: None))
-    work.open(resume)
+    pieces = Pieces(Path(folder), report or (lambda _: None))
+    pieces.open(about, resume)
     try:
-        return _compare(model, data, work, plan, reference)
+        return _Comparison(_Problem(model, data), plan, pieces, reference).run()
     except (KeyboardInterrupt, Interrupted):
         raise Interrupted("interrupted", hint="finished pieces are kept; go on with --resume") from None
-
-
-def _compare(
-    model: Model, data: FederatedData, work: Work, plan: Plan, reference: str | Reference
-) -> dict[str, Any]:
-    problem = _Problem(model, data)
-    held_against = _reference(problem, work, plan, reference)
-    total, results, began = len(plan.methods), {}, time.monotonic()
-    for i, name in enumerate(plan.methods):
-        one = _few_rounds if name == FEW_ROUND else _one_method
-        results[name] = one(problem, work, plan, name, held_against)
-        left = (time.monotonic() - began) / (i + 1) * (total - i - 1)
-        work.report(f"{i + 1} of {total} methods done, about {left:,.0f} s left")
-    return {
-        "rule": {
-            "step_factors": list(STEP_FACTORS),
-            "curvatures": problem.curvatures,
-            "pilot_rounds": _pilot_rounds(plan),
-            **_plain(plan),
-        },
-        "reference": {
-            "name": held_against.name,
-            "num_draws": held_against.num_draws,
-            "uncertainty": held_against.uncertainty,
-        },
-        "num_clients": data.num_clients,
-        "num_rows": data.num_rows,
-        "num_parameters": model.dim,
-        "methods": results,
-    }
-
-
-def _plain(plan: Plan) -> dict[str, Any]:
-    return {**plan.__dict__, "methods": list(plan.methods)}
 
 
 class _Problem:
@@ -243,21 +212,17 @@ class _Problem:
     def __init__(self, model: Model, data: FederatedData):
         self.model, self.data = model, data
         self.mode = pooled_mode(model, data, model.flat_initial_position)
-        clients = list(range(data.num_clients))
-        each = largest_curvatures(model, data, clients, self.mode)
-        share = data.num_clients * data.weights
+        each = largest_curvatures(model, data, range(data.num_clients), self.mode)
         self.curvatures = {
             "joint": self._joint_curvature(),
             "client": float(each.max()),
-            "node": float((share * each).max()),
+            "node": float((data.num_clients * data.weights * each).max()),
         }
         if not all(math.isfinite(v) and v > 0 for v in self.curvatures.values()):
             raise DataError("the curvature of the posterior is not finite and positive at its mode")
-        rows = jax.tree.map(jnp.asarray, data.rows)
-        energy = energy_fn(model, data.num_rows)
-        batch = Batch(rows, None, jnp.asarray(data.num_rows))
-        self.energy = jax.jit(lambda theta: energy(theta, batch))
-        self.gradients = jax.jit(lambda thetas: jax.lax.map(jax.grad(lambda t: energy(t, batch)), thetas))
+        energy = pooled_energy(model, data)
+        self.energy = jax.jit(energy)
+        self.gradients = jax.jit(lambda thetas: jax.lax.map(jax.grad(energy), thetas))
 
     def _joint_curvature(self) -> float:
         """Of ∇²f, on at most 1,000 rows evenly spaced."""
@@ -268,10 +233,6 @@ class _Problem:
         found = largest_curvatures(self.model, pooled, [0], self.mode)
         return float(found[0]) * rows / len(taken)
 
-    def unit(self, name: str) -> float:
-        """One over the largest curvature that a step of the method meets."""
-        return 1 / self.curvatures["joint" if name in _JOINT else "node" if name in _NODE else "client"]
-
     def score(self, method: Method, flat: np.ndarray) -> float:
         """Stein score of draws (chains, draws, d); energy of the last iterates for a point estimate."""
         if method.about.point_estimate:
@@ -279,175 +240,161 @@ class _Problem:
         half = flat[:, flat.shape[1] // 2 :].reshape(-1, flat.shape[2])
         some = half[np.unique(np.linspace(0, len(half) - 1, _SCORED_DRAWS).astype(int))]
         gradients = np.asarray(self.gradients(jnp.asarray(some, self.mode.dtype)), float)
-        apart = some - half.mean(0)
         first = gradients.mean(0) * half.std(0)
-        second = (apart * gradients).mean(0) - 1
+        second = ((some - half.mean(0)) * gradients).mean(0) - 1
         return float(np.sqrt(np.mean(first**2 + second**2)))
 
 
-def _reference(problem: _Problem, work: Work, plan: Plan, asked: str | Reference) -> Reference:
-    if isinstance(asked, Reference):
-        return asked
-    kept = work.done("reference")
-    if kept is not None:
-        return Reference.from_json(kept)
-    made = None if asked == "longest" else pooled_nuts(problem.model, problem.data, problem.mode, plan.seed)
-    if made is None:
-        if asked == "nuts":
-            raise ConfigError("a NUTS reference needs NumPyro", hint="pip install 'fald[numpyro]'")
-        step = 0.05 * problem.unit("sgld")
-        made = longest_run(problem.model, problem.data, step, 10 * plan.budget_rounds, plan.seed + 1)
-    work.keep("reference", made.to_json())
-    work.report(f"reference done: {made.name}, {made.num_draws:,} draws")
-    return made
+class _Comparison:
+    """One comparison: every method tuned, run and measured."""
 
+    def __init__(self, problem: _Problem, plan: ComparePlan, pieces: Pieces, reference: str | Reference):
+        self.problem, self.plan, self.pieces = problem, plan, pieces
+        self.reference = reference if isinstance(reference, Reference) else self._reference(reference)
 
-def _build(problem: _Problem, plan: Plan, name: str, factor: float | None) -> Method:
-    settings = {"local_steps": plan.local_steps, "batch_size": plan.batch_size}
-    if factor is not None:
-        settings["step_size"] = factor * problem.unit(name)
-    chosen = {k: v for k, v in settings.items() if k in takes(name) and v is not None}
-    method = by_name(name, **chosen)
-    # large matrices are refused here, before any run
-    method.prepare(problem.model, problem.data, method.offer(problem.model, problem.data))
-    return method
+    def run(self) -> dict[str, Any]:
+        plan, data, results, began = self.plan, self.problem.data, {}, time.monotonic()
+        for done, name in enumerate(plan.methods, 1):
+            results[name] = self._few_rounds() if name == FEW_ROUND else self._one_method(name)
+            left = (time.monotonic() - began) / done * (len(plan.methods) - done)
+            self.pieces.report(f"{done} of {len(plan.methods)} methods done, about {left:,.0f} s left")
+        rule = {"step_factors": STEP_FACTORS, "curvatures": self.problem.curvatures}
+        held_against = {key: getattr(self.reference, key) for key in ("name", "num_draws", "uncertainty")}
+        document = {
+            "rule": {**rule, "pilot_rounds": plan.pilot_rounds, **asdict(plan)},
+            "reference": held_against,
+            "num_clients": data.num_clients,
+            "num_rows": data.num_rows,
+            "num_parameters": self.problem.model.dim,
+            "methods": results,
+        }
+        return json.loads(json.dumps(document))
 
+    def _reference(self, asked: str) -> Reference:
+        kept, problem, seed = self.pieces.done("reference"), self.problem, self.plan.seed
+        if kept is not None:
+            return Reference.from_json(kept)
+        made = None if asked == "longest" else pooled_nuts(problem.model, problem.data, problem.mode, seed)
+        if made is None:
+            if asked == "nuts":
+                raise ConfigError("a NUTS reference needs NumPyro", hint="pip install 'fald[numpyro]'")
+            step, rounds = 0.05 * (1 / problem.curvatures["joint"]), 10 * self.plan.budget_rounds
+            made = longest_run(problem.model, problem.data, step, rounds, seed=seed + 1)
+        self.pieces.keep("reference", made.to_json())
+        self.pieces.report(f"reference done: {made.name}, {made.num_draws:,} draws")
+        return made
 
-def _arguments(problem: _Problem, method: Method, plan: Plan) -> dict[str, Any]:
-    return {
-        "method": method,
-        "num_chains": plan.num_chains,
-        "num_warmup": method.about.preparation_rounds,
-        "thinning": _thinning(problem, plan, _budget(plan)),
-        "progress": False,
-    }
+    def _build(self, name: str, factor: float | None) -> Method:
+        """The method with this part of the step that its curvature would allow; None: it has no step."""
+        problem, settings = self.problem, {"local_steps": self.plan.local_steps}
+        settings |= {} if self.plan.batch_size is None else {"batch_size": self.plan.batch_size}
+        chosen: dict[str, Any] = {k: v for k, v in settings.items() if k in takes(name)}
+        if factor is not None:
+            meets = by_name(name, step_size=1.0, **chosen).about.meets
+            chosen["step_size"] = factor * (1 / problem.curvatures[meets])
+        method = by_name(name, **chosen)
+        # large matrices are refused here, before any run
+        method.prepare(problem.model, problem.data, method.offer(problem.model, problem.data))
+        return method
 
+    def _sample(self, method: Method, rounds: int, **settings: Any) -> xr.DataTree:
+        model, data = self.problem.model, self.problem.data
+        common = {"num_chains": self.plan.num_chains, "num_warmup": method.about.preparation_rounds}
+        given = {"seed": self.plan.seed, "thinning": self.plan.thinning(model.dim), **common, **settings}
+        return sample(
+            given.pop("seed"), model, data, method=method, num_rounds=rounds, progress=False, **given
+        )
 
-def _thinning(problem: _Problem, plan: Plan, rounds: int) -> int:
-    """As little as memory allows."""
-    return max(1, math.ceil(rounds * plan.num_chains * problem.model.dim / _MOST_NUMBERS))
-
-
-def _budget(plan: Plan) -> int:
-    return plan.budget_rounds if plan.target_error is None else _LARGEST_BUDGET
-
-
-def _pilot_rounds(plan: Plan) -> int:
-    return max(32, int(_PILOT_SHARE * plan.budget_rounds))
-
-
-def _pilot(problem: _Problem, work: Work, plan: Plan, name: str, factor: float) -> dict[str, Any]:
-    kept = work.done(f"pilot-{name}-{factor:g}")
-    if kept is not None:
-        return kept
-    method = _build(problem, plan, name, factor)
-    rounds = _pilot_rounds(plan) + method.about.preparation_rounds
-    settings = {**_arguments(problem, method, plan), "thinning": _thinning(problem, plan, rounds)}
-    try:
-        tree = sample(plan.seed + 2, problem.model, problem.data, num_rounds=rounds, **settings)
-        score = problem.score(method, flat_draws(tree))
-    except NonFiniteError:
-        score = math.inf
-    made = {"factor": factor, "score": score if math.isfinite(score) else None}
-    work.keep(f"pilot-{name}-{factor:g}", made)
-    work.report(f"{name}: step {factor:g}/L, score {score:.3g}")
-    return made
-
-
-def _one_method(problem: _Problem, work: Work, plan: Plan, name: str, reference: Reference) -> dict[str, Any]:
-    """Tune, run, measure; a method that cannot run says why."""
-    try:
-        _build(problem, plan, name, None if "step_size" not in takes(name) else STEP_FACTORS[-1])
-        pilots = []
-        if "step_size" in takes(name):
-            pilots = [_pilot(problem, work, plan, name, factor) for factor in STEP_FACTORS]
-        usable = [p for p in pilots if p["score"] is not None]
-        if pilots and not usable:
-            return {"refused": "it diverged at every step size tried"}
-        best = min(usable, key=lambda p: p["score"])["factor"] if usable else None
-        method = _build(problem, plan, name, best)
-        curve = _curve(problem, work, plan, name, method, reference)
-    except (ConfigError, DataError, NonFiniteError) as error:
-        return {"refused": error.message}
-    return {
-        "point_estimate": method.about.point_estimate,
-        "step_size": method.about.step_size if pilots else None,
-        "step_factor": best,
-        "settings": method.about.settings,
-        "pilots": pilots,
-        "curve": curve,
-        "reached": plan.target_error is not None and curve[-1]["error"] <= plan.target_error,
-    }
-
-
-def _few_rounds(problem: _Problem, work: Work, plan: Plan, name: str, reference: Reference) -> dict[str, Any]:
-    """``fald.fit`` with nothing to tune: one point, at the rounds that it took."""
-    curve = work.done(f"curve-{name}")
-    if curve is None:
-        began = time.monotonic()
+    def _pilot(self, name: str, factor: float) -> dict[str, Any]:
+        piece = f"pilot-{name}-{factor:g}"
+        kept = self.pieces.done(piece)
+        if kept is not None:
+            return kept
+        method = self._build(name, factor)
+        rounds = self.plan.pilot_rounds + method.about.preparation_rounds
+        thinning = self.plan.thinning(self.problem.model.dim, rounds)
         try:
-            tree = fit(plan.seed, problem.model, problem.data, progress=False)
+            tree = self._sample(method, rounds, seed=self.plan.seed + 2, thinning=thinning)
+            score = self.problem.score(method, flat_draws(tree))
+        except NonFiniteError:
+            score = math.inf
+        made = self.pieces.keep(piece, {"factor": factor, "score": score if math.isfinite(score) else None})
+        self.pieces.report(f"{name}: step {factor:g}/L, score {score:.3g}")
+        return made
+
+    def _one_method(self, name: str) -> dict[str, Any]:
+        """Tune, run, measure; a method that cannot run says why."""
+        factors = STEP_FACTORS if "step_size" in takes(name) else ()
+        try:
+            self._build(name, factors[-1] if factors else None)
+            pilots = [self._pilot(name, factor) for factor in factors]
+            usable = [p for p in pilots if p["score"] is not None]
+            if pilots and not usable:
+                return {"refused": "it diverged at every step size tried"}
+            best = min(usable, key=lambda p: p["score"])["factor"] if usable else None
+            method = self._build(name, best)
+            curve = self._curve(name, method)
         except (ConfigError, DataError, NonFiniteError) as error:
             return {"refused": error.message}
-        seconds = time.monotonic() - began
-        asked: Any = tree["rounds"].to_dataset()
-        rounds = float(tree.attrs["rounds_done"])
-        costs = {key: float(asked[key].sum()) for key in ("bytes_up", "bytes_down")}
-        point = {
-            "engine_rounds": int(rounds),
-            "seconds": seconds,
-            "rounds": rounds,
-            "gradients": None,
-            **costs,
-        }
-        curve = work.keep(f"curve-{name}", [{**point, **_errors(flat_draws(tree), False, reference)}])
-    work.report(f"{name}: error {curve[-1]['error']:.3g} after {curve[-1]['rounds']:,.0f} rounds")
-    return {
-        "point_estimate": False,
-        "step_size": None,
-        "step_factor": None,
-        "settings": {"method": name},
-        "pilots": [],
-        "curve": curve,
-        "reached": plan.target_error is not None and curve[-1]["error"] <= plan.target_error,
-    }
+        about = method.about
+        tuned = {"step_size": about.step_size if pilots else None, "step_factor": best, "pilots": pilots}
+        return self._result(name, curve, about.settings, point_estimate=about.point_estimate, **tuned)
+
+    def _result(
+        self, name: str, curve: list[dict[str, Any]], settings: Any, **changes: Any
+    ) -> dict[str, Any]:
+        end = curve[-1]
+        self.pieces.report(f"{name}: error {end['error']:.3g} after {end['rounds']:,.0f} rounds")
+        plain = {"point_estimate": False, "step_size": None, "step_factor": None, "pilots": []}
+        found = {"settings": settings, "curve": curve, "reached": self.plan.reached(curve)}
+        return {**plain, **changes, **found}
+
+    def _few_rounds(self) -> dict[str, Any]:
+        """``fald.fit`` with nothing to tune: one point, at the rounds that it took."""
+        curve = self.pieces.done(f"curve-{FEW_ROUND}")
+        if curve is None:
+            began = time.monotonic()
+            try:
+                tree = fit(self.plan.seed, self.problem.model, self.problem.data, progress=False)
+            except (ConfigError, DataError, NonFiniteError) as error:
+                return {"refused": error.message}
+            rounds, asked = int(tree.attrs["rounds_done"]), tree["rounds"].to_dataset()
+            point = {"engine_rounds": rounds, "seconds": time.monotonic() - began, "rounds": float(rounds)}
+            point |= {"gradients": None, **{k: float(asked[k].sum()) for k in ("bytes_up", "bytes_down")}}
+            point |= _errors(flat_draws(tree), False, self.reference)
+            curve = self.pieces.keep(f"curve-{FEW_ROUND}", [point])
+        return self._result(FEW_ROUND, curve, {"method": FEW_ROUND})
+
+    def _curve(self, name: str, method: Method) -> list[dict[str, Any]]:
+        curve = self.pieces.done(f"curve-{name}") or []
+        least = method.about.preparation_rounds + 2 * self.plan.thinning(self.problem.model.dim)
+        points = [r for r in grid(self.plan) if r >= least] or [least]
+        for rounds in points[len(curve) :]:
+            if self.plan.reached(curve):
+                break
+            if not curve:  # compilation is not the method's time
+                self._sample(method, least)
+            began = time.monotonic()
+            where = Checkpoint(self.pieces.folder / f"run-{name}", seconds=60)
+            tree = self._sample(method, rounds, checkpoint=where)
+            seconds = time.monotonic() - began + (curve[-1]["seconds"] if curve else 0.0)
+            measured = _measure(tree, method, self.reference)
+            curve.append({"engine_rounds": rounds, "seconds": seconds, **measured})
+            self.pieces.keep(f"curve-{name}", curve)
+        return curve
 
 
-def grid(plan: Plan) -> list[int]:
+def grid(plan: ComparePlan) -> list[int]:
     """Rounds at which errors are measured.
 
     Examples
     --------
-    >>> grid(Plan(budget_rounds=640))
+    >>> grid(ComparePlan(budget_rounds=640))
     [10, 20, 40, 80, 160, 320, 640]
     """
     if plan.target_error is not None:
         return [2**k for k in range(4, 15)]
-    return sorted({-(-plan.budget_rounds // 2**k) for k in range(_CURVES)})
-
-
-def _curve(
-    problem: _Problem, work: Work, plan: Plan, name: str, method: Method, reference: Reference
-) -> list[dict[str, Any]]:
-    arguments = _arguments(problem, method, plan)
-    curve = work.done(f"curve-{name}") or []
-    least = arguments["num_warmup"] + 2 * arguments["thinning"]
-    points = [r for r in grid(plan) if r >= least] or [least]
-    for rounds in points[len(curve) :]:
-        if plan.target_error is not None and curve and curve[-1]["error"] <= plan.target_error:
-            break
-        if not curve:  # compilation is not the method's time
-            sample(plan.seed, problem.model, problem.data, num_rounds=least, **arguments)
-        began = time.monotonic()
-        where = Checkpoint(work.folder / f"run-{name}", seconds=60)
-        tree = sample(
-            plan.seed, problem.model, problem.data, num_rounds=rounds, checkpoint=where, **arguments
-        )
-        seconds = time.monotonic() - began + (curve[-1]["seconds"] if curve else 0.0)
-        curve.append({"engine_rounds": rounds, "seconds": seconds, **_measure(tree, method, reference)})
-        work.keep(f"curve-{name}", curve)
-    work.report(f"{name}: error {curve[-1]['error']:.3g} after {curve[-1]['rounds']:,.0f} rounds")
-    return curve
+    return sorted({-(-plan.budget_rounds // 2**k) for k in range(_POINTS)})
 
 
 def _measure(tree: xr.DataTree, method: Method, reference: Reference) -> dict[str, Any]:
@@ -472,18 +419,4 @@ def _errors(flat: np.ndarray, point: bool, reference: Reference) -> dict[str, An
     return {"error": math.hypot(found["mean_error"], found["sd_error"] or 0.0), **found}
 
 
-def as_methods(text: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Method names from ``"fa-ld,sgld"`` or a list; all methods for None.
-
-    Examples
-    --------
-    >>> as_methods("fa-ld, sgld")
-    ('fa-ld', 'sgld')
-    """
-    if text is None:
-        return (FEW_ROUND, *METHODS)
-    parts = text.split(",") if isinstance(text, str) else text
-    return tuple(part.strip() for part in parts if part.strip())
-
-
-__all__ = ["STEP_FACTORS", "Plan", "Reference", "as_methods", "compare", "grid"]
+__all__ = ["STEP_FACTORS", "ComparePlan", "Reference", "compare", "grid"]

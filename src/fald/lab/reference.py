@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,19 +53,12 @@ class Reference:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {
-            "name": self.name,
-            "mean": self.mean.tolist(),
-            "sd": self.sd.tolist(),
-            "num_draws": self.num_draws,
-            "uncertainty": self.uncertainty,
-        }
+        return {**vars(self), "mean": self.mean.tolist(), "sd": self.sd.tolist()}
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Reference:
         """From what ``to_json`` made."""
-        arrays = np.array(found["mean"]), np.array(found["sd"])
-        return cls(found["name"], *arrays, int(found["num_draws"]), float(found["uncertainty"]))
+        return cls(**{**found, "mean": np.array(found["mean"]), "sd": np.array(found["sd"])})
 
 
 def flat_draws(tree: xr.DataTree) -> np.ndarray:
@@ -73,6 +67,13 @@ def flat_draws(tree: xr.DataTree) -> np.ndarray:
         return np.asarray(tree["unconstrained_posterior"]["position"].values, float)
     arrays = [v.values for v in tree["posterior"].data_vars.values()]
     return np.concatenate([a.reshape(*a.shape[:2], -1) for a in arrays], axis=2).astype(float)
+
+
+def pooled_energy(model: Model, data: FederatedData) -> Callable[[jax.Array], jax.Array]:
+    """f of a flat position, on the rows of all clients together."""
+    batch = Batch(jax.tree.map(jnp.asarray, data.rows), None, jnp.asarray(data.num_rows))
+    energy = energy_fn(model, data.num_rows)
+    return lambda theta: energy(theta, batch)
 
 
 def pooled_nuts(
@@ -101,35 +102,20 @@ def pooled_nuts(
         from numpyro.infer import MCMC, NUTS
     except ImportError:
         return None
-    energy = energy_fn(model, data.num_rows)
-    batch = Batch(jax.tree.map(jnp.asarray, data.rows), None, jnp.asarray(data.num_rows))
-    kernel = NUTS(potential_fn=lambda theta: energy(theta, batch))
-    run = MCMC(
-        kernel,
-        num_warmup=num_warmup,
-        num_samples=num_draws,
-        num_chains=_CHAINS,
-        chain_method="sequential",
-        progress_bar=False,
-    )
+    kernel = NUTS(potential_fn=pooled_energy(model, data))
+    quiet = {"num_chains": _CHAINS, "chain_method": "sequential", "progress_bar": False}
+    run = MCMC(kernel, num_warmup=num_warmup, num_samples=num_draws, **quiet)
     run.run(jax.random.key(seed), init_params=jnp.tile(start, (_CHAINS, 1)))
     return Reference.from_draws("NUTS on the pooled rows", np.asarray(run.get_samples(group_by_chain=True)))
 
 
 def longest_run(
-    model: Model, data: FederatedData, step_size: float, num_rounds: int, seed: int = 0
+    model: Model, data: FederatedData, step_size: float, num_rounds: int, *, seed: int = 0
 ) -> Reference:
     """SGLD with exact gradients and a small step, the second half of so many rounds."""
-    tree = sample(
-        seed,
-        model,
-        data,
-        method=sgld(step_size=step_size),
-        num_rounds=num_rounds,
-        num_warmup=num_rounds // 2,
-        thinning=max(1, num_rounds // 4000),
-        num_chains=_CHAINS,
-        progress=False,
-    )
+    asked: dict[str, Any] = {"num_chains": _CHAINS, "num_rounds": num_rounds, "num_warmup": num_rounds // 2}
+    thinning = max(1, num_rounds // 4000)
+    method = sgld(step_size=step_size)
+    tree = sample(seed, model, data, method=method, thinning=thinning, progress=False, **asked)
     name = f"SGLD with step size {step_size:.2g}, the longest run ({num_rounds:,} rounds)"
     return Reference.from_draws(name, flat_draws(tree))

@@ -12,7 +12,7 @@ import numpy as np
 from fald.core.errors import ConfigError
 from fald.core.files import damaged
 from fald.langevin.divergence import explain, first_escape, up_to
-from fald.langevin.engine import Engine, Problem
+from fald.langevin.engine import Assignment, Engine
 from fald.langevin.guard import Guard
 from fald.privacy.protection import Protection
 from fald.runtime.checkpoint import Store
@@ -37,7 +37,7 @@ class Chains:
 
     few = False
 
-    def __init__(self, problem: Problem, engine: Engine, asked: Asked, build: Callable[..., Any]):
+    def __init__(self, problem: Assignment, engine: Engine, asked: Asked, build: Callable[..., Any]):
         self.problem, self.engine, self.asked, self._build = problem, engine, asked, build
         self.settling: Callable[[list[Records]], dict[str, Any]] = lambda records: {}
         self.total = asked.num_rounds

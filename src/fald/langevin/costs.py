@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fald.core.types import PyTree
-from fald.langevin.engine import Problem
+from fald.langevin.engine import Assignment
 from fald.langevin.method import Spent
 from fald.settings.participation import Drawn
 
 _WORD = 2**32
 
 
-def start(problem: Problem) -> PyTree:
+def start(problem: Assignment) -> PyTree:
     """Counters (clients, chains) of a run that has not begun; ``()`` where rounds say all."""
     zeros = jnp.zeros((problem.data.num_clients, problem.num_chains), jnp.uint32)
     if problem.method.cost(problem.model.dim).each is None:
@@ -54,7 +54,7 @@ def _places(drawn: Drawn, num_clients: int) -> tuple[jax.Array, jax.Array]:
     return target, jnp.broadcast_to(jnp.arange(target.shape[1]), target.shape)
 
 
-def totals(problem: Problem, tally: PyTree, rounds: int) -> dict[str, np.ndarray]:
+def totals(problem: Assignment, tally: PyTree, rounds: int) -> dict[str, np.ndarray]:
     """Costs of a run: (chains, clients) per client, and ``rounds`` (chains,) that the server waited for.
 
     ``gradients`` counts evaluations, ``row_gradients`` the rows in them.

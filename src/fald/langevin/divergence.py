@@ -11,7 +11,7 @@ import numpy as np
 
 from fald.calculus.gradients import client_rows, energy_fn, largest_curvatures, pooled_mode
 from fald.core.errors import FaldError, NonFiniteError
-from fald.langevin.engine import Engine, Problem
+from fald.langevin.engine import Assignment, Engine
 from fald.runtime.records import Records, RunState
 
 _CLIENTS_EXAMINED = 20
@@ -33,7 +33,7 @@ class Escape(NamedTuple):
 
 
 def first_escape(
-    problem: Problem, engine: Engine, state: RunState, then: tuple[RunState, Records]
+    problem: Assignment, engine: Engine, state: RunState, then: tuple[RunState, Records]
 ) -> Escape | None:
     """Find where a chain first left the finite numbers in the rounds from ``state`` to what came ``then``.
 
@@ -59,7 +59,7 @@ def first_escape(
     return Escape(*failure, before, failure.round - 1)
 
 
-def _position(problem: Problem, engine: Engine, state: RunState, where: tuple[int, int]) -> jax.Array:
+def _position(problem: Assignment, engine: Engine, state: RunState, where: tuple[int, int]) -> jax.Array:
     """Position at the end of a round of a chain, by replaying rounds from ``state``."""
     round_number, chain = where
     while state.round < round_number:
@@ -68,7 +68,7 @@ def _position(problem: Problem, engine: Engine, state: RunState, where: tuple[in
     return problem.method.position(jax.tree.map(lambda leaf: leaf[chain], state.server))
 
 
-def _client_without_energy(problem: Problem, clients: list[int], theta: jax.Array) -> int | None:
+def _client_without_energy(problem: Assignment, clients: list[int], theta: jax.Array) -> int | None:
     data = problem.data
     if not (data.present and np.isfinite(problem.model.flat_logprior(theta))):
         return None
@@ -85,7 +85,7 @@ def up_to(records: Records, round_number: int) -> Records:
     return Records(*[field[:good] for field in records])
 
 
-def explain(problem: Problem, positions: jax.Array, escape: Escape) -> FaldError:
+def explain(problem: Assignment, positions: jax.Array, escape: Escape) -> FaldError:
     """The error of a chain that escaped, with the step size that it is likely to need."""
     data, names = problem.data, problem.model.parameter_names
 
@@ -129,7 +129,7 @@ def explain(problem: Problem, positions: jax.Array, escape: Escape) -> FaldError
     )
 
 
-def _step_at(problem: Problem, round_number: int) -> float | None:
+def _step_at(problem: Assignment, round_number: int) -> float | None:
     """The largest step size up to the end of a round, as far as a few looks at a schedule tell."""
     step_size = problem.method.about.step_size
     if not callable(step_size):
@@ -139,13 +139,13 @@ def _step_at(problem: Problem, round_number: int) -> float | None:
     return max([s for s in sizes if np.isfinite(s)], default=None)
 
 
-def shares_energy(problem: Problem) -> bool:
+def shares_energy(problem: Assignment) -> bool:
     """Whether exact numbers about clients' rows are at hand; not in a private run, nor on a federation."""
     return problem.data.present and problem.method.about.reveals.energy
 
 
 def worst_curvature(
-    problem: Problem, places: Sequence[jax.Array], clients: Sequence[int]
+    problem: Assignment, places: Sequence[jax.Array], clients: Sequence[int]
 ) -> tuple[int | None, float]:
     """The client of largest curvature at any of some places, and that value."""
     found = [largest_curvatures(problem.model, problem.data, clients, theta) for theta in places]
@@ -153,7 +153,7 @@ def worst_curvature(
     return (clients[int(np.argmax(worst))], float(worst.max())) if worst.max() > 0 else (None, 0.0)
 
 
-def step_times_curvature(problem: Problem, start: jax.Array, records: list[Records]) -> float | None:
+def step_times_curvature(problem: Assignment, start: jax.Array, records: list[Records]) -> float | None:
     """The last step size times the largest curvature at the start or at the mean of the draws.
 
     Local steps are unstable above 2, and the result is poor long before. A chain that is unstable

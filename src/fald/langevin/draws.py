@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fald.core.version import __version__
-from fald.langevin.engine import Problem
+from fald.langevin.engine import Assignment
 from fald.langevin.guard import Guard
 from fald.results import kinds
 from fald.results.tree import posterior_groups, site_sizes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def build_tree(
-    problem: Problem,
+    problem: Assignment,
     records: list[Records],
     settings: dict[str, Any],
     *,

@@ -19,7 +19,7 @@ from fald.settings.participation import Participation
 
 
 @dataclass(frozen=True)
-class Problem:
+class Assignment:
     """One sampling problem: who samples what, from which rows, with which key.
 
     ``secret_key`` is the root of participation, clients' own noise and batches in a private run; None:
@@ -58,7 +58,7 @@ class Failure(NamedTuple):
 class Engine(Protocol):
     """Moves chains forward."""
 
-    def init(self, problem: Problem, positions: jax.Array) -> RunState:
+    def init(self, problem: Assignment, positions: jax.Array) -> RunState:
         """State of chains that start at ``positions`` (chains, dim)."""
         ...
 
@@ -66,18 +66,20 @@ class Engine(Protocol):
         """What the clients send before the first round: arrays by name, clients in front."""
         ...
 
-    def most_rounds(self, problem: Problem, state: RunState) -> int:
+    def most_rounds(self, problem: Assignment, state: RunState) -> int:
         """How many rounds one ``advance`` may cover, given the memory for draws."""
         ...
 
-    def advance(self, problem: Problem, state: RunState, num_rounds: int) -> tuple[RunState, Records, float]:
+    def advance(
+        self, problem: Assignment, state: RunState, num_rounds: int
+    ) -> tuple[RunState, Records, float]:
         """Run rounds; return the new state, the kept draws and the latest mean energy."""
         ...
 
-    def costs(self, problem: Problem, state: RunState) -> dict[str, np.ndarray]:
+    def costs(self, problem: Assignment, state: RunState) -> dict[str, np.ndarray]:
         """What the rounds so far have cost: ``rounds`` (chains,), and (chains, clients) for each client."""
         ...
 
-    def locate(self, problem: Problem, state: RunState, num_rounds: int) -> Failure:
+    def locate(self, problem: Assignment, state: RunState, num_rounds: int) -> Failure:
         """Replay rounds that ended non-finite and find the first offender."""
         ...

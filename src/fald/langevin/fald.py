@@ -45,6 +45,7 @@ class FALD(Method):
 
     participation = "any"
     client_steps = True
+    meets = property(lambda self: "client" if self.local_steps > 1 else "joint")  # one step is averaged
 
     def __post_init__(self) -> None:
         for name in method_settings():

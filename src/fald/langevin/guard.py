@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fald.core.errors import PrivacyError
-from fald.langevin.engine import Problem
+from fald.langevin.engine import Assignment
 from fald.langevin.fald import private
 from fald.langevin.safety import as_used
 from fald.privacy.accountant import Ledger
@@ -20,7 +20,7 @@ _MOST_READINGS = 40
 
 
 def settings_of_run(
-    problem: Problem, num_rounds: int, sensitivity: float | None, lost_rounds: int = 0
+    problem: Assignment, num_rounds: int, sensitivity: float | None, lost_rounds: int = 0
 ) -> RunSettings:
     """The privacy-relevant settings of a sampling problem.
 
@@ -60,7 +60,7 @@ class Guard:
         If the run gives no privacy, or not even one round fits the budget.
     """
 
-    def __init__(self, protection: Protection, problem: Problem, num_rounds: int, lost_rounds: int = 0):
+    def __init__(self, protection: Protection, problem: Assignment, num_rounds: int, lost_rounds: int = 0):
         self.protection, self.problem, self.lost_rounds = protection, problem, lost_rounds
         stated = protection.sensitivity
         own = bounded_sensitivity(problem.model, problem.data) if stated is None else stated

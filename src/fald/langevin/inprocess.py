@@ -28,7 +28,7 @@ from fald.core.checks import check_count
 from fald.core.errors import ConfigError
 from fald.core.types import float_dtype
 from fald.langevin import costs as tally
-from fald.langevin.engine import Failure, Problem
+from fald.langevin.engine import Assignment, Failure
 from fald.langevin.method import Method
 from fald.langevin.rounds import Given, Layout, Rounds, SizeClass, Tables, row_numbers
 from fald.problem.data import FederatedData
@@ -95,11 +95,11 @@ class InProcess:
     def __init__(self, *, capacities: tuple[int, ...] | None = None, num_threads: int | None = None):
         self.capacities = capacities
         self.num_threads = _cores() if num_threads is None else check_count("num-threads", num_threads, 1)
-        self._prepared: tuple[Problem, Given, _Compiled] | None = None
+        self._prepared: tuple[Assignment, Given, _Compiled] | None = None
         self._buffers: Any = None
         self._pool: ThreadPoolExecutor | None = None
 
-    def init(self, problem: Problem, positions: jax.Array) -> RunState:
+    def init(self, problem: Assignment, positions: jax.Array) -> RunState:
         """State of chains that start at ``positions`` (chains, dim)."""
         server, memory = jax.vmap(problem.method.init)(positions)
         clients = problem.data.num_clients
@@ -110,16 +110,18 @@ class InProcess:
         """What the clients send before the first round."""
         return method.offer(model, data)
 
-    def costs(self, problem: Problem, state: RunState) -> dict[str, np.ndarray]:
+    def costs(self, problem: Assignment, state: RunState) -> dict[str, np.ndarray]:
         """What the rounds so far have cost each client of each chain."""
         return tally.totals(problem, state.memory[1], state.round)
 
-    def most_rounds(self, problem: Problem, state: RunState) -> int:
+    def most_rounds(self, problem: Assignment, state: RunState) -> int:
         """Rounds until the draw buffer of one call is full."""
         full = problem.num_kept(state.round) + _draw_capacity(problem)
         return max(1, problem.num_warmup + full * problem.thinning - state.round)
 
-    def advance(self, problem: Problem, state: RunState, num_rounds: int) -> tuple[RunState, Records, float]:
+    def advance(
+        self, problem: Assignment, state: RunState, num_rounds: int
+    ) -> tuple[RunState, Records, float]:
         """Run rounds: in one compiled call, or visiting clients on threads."""
         end = state.round + num_rounds
         first, last = problem.num_kept(state.round), problem.num_kept(end)
@@ -135,7 +137,7 @@ class InProcess:
         records = Records(rounds, position, of_draw, who[0], who[1], drift)
         return RunState(end, server, memory), records, float(energy)
 
-    def _advance_together(self, problem: Problem, state: RunState, num_rounds: int, num_kept: int):
+    def _advance_together(self, problem: Assignment, state: RunState, num_rounds: int, num_kept: int):
         """All rounds of a group of chains in one compiled call; the next call takes over its draw buffers."""
         given, compiled = self._prepare(problem)
         groups = compiled.rounds.layout.groups
@@ -154,7 +156,7 @@ class InProcess:
         kept = [np.concatenate([np.asarray(b)[:num_kept] for b in each], 1) for each in zip(*self._buffers)]
         return server, memory, kept, np.mean(energies)
 
-    def _advance_apart(self, problem: Problem, state: RunState, num_rounds: int, num_kept: int):
+    def _advance_apart(self, problem: Assignment, state: RunState, num_rounds: int, num_kept: int):
         """Each client's work on one thread; ``num_kept`` follows from the rounds."""
         given, compiled = self._prepare(problem)
         server, memory = state.server, jax.tree.map(jnp.copy, state.memory)
@@ -193,7 +195,7 @@ class InProcess:
             for future in waiting:
                 future.cancel()
 
-    def locate(self, problem: Problem, state: RunState, num_rounds: int) -> Failure:
+    def locate(self, problem: Assignment, state: RunState, num_rounds: int) -> Failure:
         """Replay round by round until something is not finite."""
         given, compiled = self._prepare(problem)
         server, memory = state.server, state.memory
@@ -209,7 +211,7 @@ class InProcess:
                 return Failure(r + 1, chain, None, parameter)
         raise AssertionError("the replay of a non-finite chunk stayed finite")
 
-    def _prepare(self, problem: Problem) -> tuple[Given, _Compiled]:
+    def _prepare(self, problem: Assignment) -> tuple[Given, _Compiled]:
         if self._prepared is None or self._prepared[0] is not problem:
             tables, layout = _layout(problem, self.capacities)
             skeleton, numbers = problem.method.split()
@@ -232,7 +234,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _draw_capacity(problem: Problem) -> int:
+def _draw_capacity(problem: Assignment) -> int:
     slots = num_slots(problem.participation, problem.data.num_clients)
     fields = 1 if problem.participation.scheme == "full" else 3
     numbers = problem.num_chains * (problem.model.dim + 1 + fields * slots)
@@ -262,7 +264,7 @@ def _rows_before_boundary(array: np.ndarray) -> int:
     return int(np.argmax(starts % _BOUNDARY == 0))
 
 
-def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Tables, Layout]:
+def _layout(problem: Assignment, capacities: tuple[int, ...] | None) -> tuple[Tables, Layout]:
     data, method = problem.data, problem.method.about
     sizes = data.sizes
     everyone = problem.participation.scheme == "full"
@@ -296,12 +298,12 @@ def _layout(problem: Problem, capacities: tuple[int, ...] | None) -> tuple[Table
     return tables, Layout(tuple(classes), chains_together, full_batches, apart, groups)
 
 
-def _numbers_at_once(problem: Problem, rows: int) -> int:
+def _numbers_at_once(problem: Assignment, rows: int) -> int:
     """Numbers that one step at one client reads, for all chains; a measure of its work."""
     return problem.num_chains * (max(rows, 1) * row_numbers(problem.data.rows) + problem.model.dim)
 
 
-def _worth_threads(problem: Problem, classes: list[SizeClass], rows: int) -> bool:
+def _worth_threads(problem: Assignment, classes: list[SizeClass], rows: int) -> bool:
     """Whether a round has so much work that handing clients to threads costs little beside it.
 
     This must not depend on the machine: the layout is part of what makes results equal to the last bit.
@@ -312,7 +314,7 @@ def _worth_threads(problem: Problem, classes: list[SizeClass], rows: int) -> boo
     return alone and slots > 1 and work >= _WORK_ON_THREADS
 
 
-def _groups(problem: Problem, rows: int) -> int:
+def _groups(problem: Assignment, rows: int) -> int:
     """Into how many equal groups chains are divided, each large enough for good arrays.
 
     Threads that share the work of every step wait for each other in every step, which costs much where a

@@ -81,6 +81,7 @@ class About:
     preparation_rounds: int  # at the start, which make no draws; the warm-up must cover them
     participation: Literal["any", "full"] | Participation  # what it allows; or the one scheme that it has
     client_steps: bool  # whether steps of size η follow single clients' energies, whose curvature limits η
+    meets: Literal["joint", "client", "node"]  # curvature that a step meets: of f, of f^c, of N p_c f^c
 
 
 class Method(ABC):
@@ -103,6 +104,7 @@ class Method(ABC):
     all_rows: ClassVar[bool] = False
     participation: ClassVar[Any] = "full"
     client_steps: ClassVar[bool] = False
+    meets: ClassVar[Any] = property(lambda self: "client" if self.client_steps else "joint")
     preparation_rounds: Any = 0
     _numbers: ClassVar[tuple[str, ...]] = ("step_size", "temperature")
 

@@ -18,7 +18,7 @@ from fald.core.types import Position, StepSize, as_floats, float_dtype
 from fald.langevin.chains import Asked, Chains
 from fald.langevin.divergence import step_times_curvature
 from fald.langevin.draws import build_tree
-from fald.langevin.engine import Engine, Problem
+from fald.langevin.engine import Assignment, Engine
 from fald.langevin.fald import fald, private
 from fald.langevin.guard import Guard
 from fald.langevin.inprocess import InProcess
@@ -198,7 +198,7 @@ def sample(
             check_noise(method, share, entering, farthest)
         if privacy.client_noise == "entropy":
             secret = jnp.asarray(secret_words())
-    problem = Problem(key, model, data, method, participation, num_chains, num_warmup, thinning, secret)
+    problem = Assignment(key, model, data, method, participation, num_chains, num_warmup, thinning, secret)
     settings = {
         **method.about.settings,
         "participation": participation.scheme,
@@ -247,7 +247,7 @@ def _method(method: Method | str | None, **settings: Any) -> Method:
     return method
 
 
-def _description(problem: Problem, settings: dict[str, Any], positions: jax.Array) -> dict[str, Any]:
+def _description(problem: Assignment, settings: dict[str, Any], positions: jax.Array) -> dict[str, Any]:
     """What a run is, to recognise it when it resumes."""
     others: dict[str, Any] = {"the starting positions": array_hash(positions)}
     step_size = problem.method.about.step_size

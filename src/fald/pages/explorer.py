@@ -29,44 +29,27 @@ from fald.settings.participation import Participation
 from fald.study.schema import Study
 from fald.theory.measured import combine
 
-_LOCAL_STEPS = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    8,
-    10,
-    12,
-    16,
-    20,
-    25,
-    32,
-    40,
-    50,
-    64,
-    80,
-    100,
-    130,
-    160,
-    200,
-    250,
-    320,
-    400,
-    500,
-)
+_LOCAL_STEPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 32, 40, 50, 64, 80)
+_LOCAL_STEPS += (100, 130, 160, 200, 250, 320, 400, 500)
 _ROUNDS = tuple(int(round(10 ** (1 + i / 8), -max(0, int(i / 8) - 1))) for i in range(41))
 _WORK = 2e6  # sites times parameters times local steps that a prediction may take
 _POINTS = 60
 _SWEPT = {"local_steps": _LOCAL_STEPS[::2], "correlation": tuple(np.linspace(0, 1, 11).round(2).tolist())}
-_CHOICES = {
-    "noise": ("realised", "paper"),
-    "scheme": ("full", "with-replacement", "without-replacement"),
+_CHOICES = {"noise": ("realised", "paper"), "scheme": ("full", "with-replacement", "without-replacement")}
+_LIMITS: dict[str, tuple[float, float]] = {
+    "local_steps": (1, 100_000),
+    "step_size": (1e-300, 1e300),
+    "correlation": (0, 1),
+    "num_participants": (1, 1_000_000),
+    "num_rounds": (1, 10_000_000),
+    "batch_size": (1, 10**9),
+    "num_chains": (1, 100_000),
+    "delta": (1e-30, 0.5),
+    "clip_norm": (0, 1e9),
 }
 
 
-class Run(NamedTuple):
+class Sliders(NamedTuple):
     """One position of all sliders, by the names of a study's keys."""
 
     local_steps: int
@@ -82,7 +65,7 @@ class Run(NamedTuple):
     clip_norm: float = 0.0
 
 
-class Explorer:
+class SettingsExplorer:
     """Answers what a study would cost and give with other settings.
 
     Parameters
@@ -98,7 +81,7 @@ class Explorer:
     Examples
     --------
     >>> import fald
-    >>> explorer = Explorer(fald.datasets.load_bundled_study("indo"))
+    >>> explorer = SettingsExplorer(fald.datasets.load_bundled_study("indo"))
     >>> settings = {**explorer.about({})["start"], "local_steps": 2, "step_size": 1e-4}
     >>> point = explorer.point({name: str(value) for name, value in settings.items()})
     >>> point["predicted"]["bias"] <= 0.05, point["guaranteed"]["w2"] > 1000 * point["predicted"]["w2"]
@@ -125,20 +108,21 @@ class Explorer:
         self._spent = lru_cache(maxsize=4096)(self._account)
         self._line = lru_cache(maxsize=1024)(self._compute_sweep)
 
-    def _start(self, given: Mapping[str, Any]) -> Run:
+    def _start(self, given: Mapping[str, Any]) -> Sliders:
         """The study's own settings, or planned ones where it has none."""
         step, chains = given.get("step_size"), int(given.get("num_chains", Goal.num_chains))
         most = max(self.sizes)
         if not isinstance(step, float):  # none, or a schedule
             goal = Goal(num_chains=chains)
             best = fewest_rounds(self._problem(most), goal, temperature=self.temperature).best
-            return Run(
-                best.setting.local_steps, best.setting.step_size, 0.0, len(self.sizes), best.num_rounds, most,
-                chains, clip_norm=self._clip(given),
-            )  # fmt: skip
+            steps, rounds = (
+                (best.setting.local_steps, best.setting.step_size),
+                (best.num_rounds, most, chains),
+            )
+            return Sliders(*steps, 0.0, len(self.sizes), *rounds, clip_norm=self._clip(given))
         drawn: Participation = given["participation"]
         privacy = self.study.privacy
-        return Run(
+        return Sliders(
             local_steps=given["local_steps"],
             step_size=step,
             correlation=given["correlation"],
@@ -198,11 +182,11 @@ class Explorer:
             raise ConfigError(f"over must be local_steps, step_size or correlation; got {over!r}")
         return self._line(self._parse(query), over)
 
-    def _parse(self, query: Mapping[str, str]) -> Run:
-        missing = [n for n in Run._fields if n not in query and n not in Run._field_defaults]
+    def _parse(self, query: Mapping[str, str]) -> Sliders:
+        missing = [n for n in Sliders._fields if n not in query and n not in Sliders._field_defaults]
         if missing:
             raise ConfigError(f"{_shown(missing[0])} is missing")
-        run = Run(**{name: _value(name, query[name]) for name in Run._fields if name in query})
+        run = Sliders(**{name: _value(name, query[name]) for name in Sliders._fields if name in query})
         if run.scheme == "full":  # then S is not drawn, whatever the query says
             run = run._replace(num_participants=len(self.sizes))
         participation(run).check(np.asarray(self.sizes))
@@ -225,14 +209,10 @@ class Explorer:
         if known is None:
             return None
         reports = {name: _with_batch(report, batch_size) for name, report in known.clients.items()}
-        return combine(
-            reports,
-            dim=known.dim,
-            initial_distance=known.initial_distance,
-            temperature=known.temperature,
-        )
+        same = {name: getattr(known, name) for name in ("dim", "initial_distance", "temperature")}
+        return combine(reports, **same)
 
-    def _setting(self, run: Run) -> Setting:
+    def _setting(self, run: Sliders) -> Setting:
         return Setting(
             local_steps=run.local_steps,
             step_size=run.step_size,
@@ -245,7 +225,7 @@ class Explorer:
         )
 
     @one_thread
-    def _compute(self, run: Run) -> dict[str, Any]:
+    def _compute(self, run: Sliders) -> dict[str, Any]:
         setting, problem = self._setting(run), self._problem(run.batch_size)
         predicted, why, path = None, "", None
         try:
@@ -254,12 +234,8 @@ class Explorer:
             path = _trajectory(law, run.num_rounds)
         except ConfigError as error:
             why = self._no_law(setting, error)
-        aim = (
-            predicted["w2"]
-            if predicted
-            else 0.1 * math.sqrt(float(np.trace(np.linalg.inv(problem.precision))))
-        )
-        bound = guarantee(problem, setting, run.num_rounds, aim)
+        scale = math.sqrt(float(np.trace(np.linalg.inv(problem.precision))))
+        bound = guarantee(problem, setting, run.num_rounds, predicted["w2"] if predicted else 0.1 * scale)
         return {
             "predicted": predicted,
             "no_prediction": why,
@@ -276,25 +252,23 @@ class Explorer:
 
     def _no_law(self, setting: Setting, error: ConfigError) -> str:
         """Why there is no prediction, in the words of the sliders."""
-        unstable = setting.step_size * float(self.problem.spectrum[0].max())
-        if unstable < 2:
+        reach = setting.step_size * float(self.problem.spectrum[0].max())
+        if reach < 2:
             return error.message
-        return (
-            f"the chain diverges: step-size times the largest curvature of a site is {unstable:.3g}, and "
-            f"steps are unstable above 2"
-        )
+        words = "the chain diverges: step-size times the largest curvature of a site is"
+        return f"{words} {reach:.3g}, and steps are unstable above 2"
 
     def _chain(self, problem: Problem, setting: Setting) -> Chain:
-        work = problem.hessians.shape[0] * problem.hessians.shape[1] * setting.local_steps
-        if work > _WORK:
+        sites, parameters, _ = problem.hessians.shape
+        if sites * parameters * setting.local_steps > _WORK:
             raise ConfigError(
-                f"{problem.hessians.shape[0]} sites and {problem.hessians.shape[1]} parameters with "
-                f"{setting.local_steps} local steps take too long to predict for a slider",
+                f"{sites} sites and {parameters} parameters with {setting.local_steps} local steps take too "
+                "long to predict for a slider",
                 hint="use fewer local steps, or fald plan",
             )
         return chain(problem, setting)
 
-    def _predicted(self, problem: Problem, law: Chain, run: Run) -> dict[str, Any]:
+    def _predicted(self, problem: Problem, law: Chain, run: Sliders) -> dict[str, Any]:
         limit, after = errors_at(problem, law, math.inf), law.errors(law.at(run.num_rounds))
         scale = math.sqrt(float(np.trace(law.posterior.covariance)))
         kept = max(0, run.num_rounds - limit.forgotten)
@@ -314,7 +288,7 @@ class Explorer:
             "last_sd_error": _finite(float(np.abs(after[1]).max())),
         }
 
-    def _warnings(self, run: Run, setting: Setting, predicted: dict[str, Any] | None) -> list[str]:
+    def _warnings(self, run: Sliders, setting: Setting, predicted: dict[str, Any] | None) -> list[str]:
         largest = float(self.problem.spectrum[0].max())
         reach = setting.local_steps * setting.step_size * largest
         found = []
@@ -331,38 +305,31 @@ class Explorer:
             found.append("clipping changes the target, which the predicted error leaves out")
         return found
 
-    def _communication(self, run: Run) -> dict[str, Any]:
+    def _communication(self, run: Sliders) -> dict[str, Any]:
         dim = len(self.problem.parameters)
-        spent = fald(local_steps=run.local_steps, step_size=run.step_size).cost(dim).each
-        assert spent is not None
+        spent: Any = fald(local_steps=run.local_steps, step_size=run.step_size).cost(dim).each
         times = run.num_rounds * run.num_chains
-        sent = times * self._present(run)
         return {
             "rounds": run.num_rounds,
             "bytes_up_per_round": int(spent.bytes_up) * run.num_chains,
-            "bytes_up": round(int(spent.bytes_up) * sent),
-            "bytes_down": round(int(spent.bytes_down) * sent),
+            "bytes_up": round(int(spent.bytes_up) * times * self._present(run)),
+            "bytes_down": round(int(spent.bytes_down) * times * self._present(run)),
             "gradients_per_site": run.local_steps * times,
         }
 
-    def _present(self, run: Run) -> float:
+    def _present(self, run: Sliders) -> float:
         """Sites that answer in a round, on average; one that is drawn twice answers once."""
         drawn = participation(run)
         if drawn.scheme == "with-replacement":
             return float(np.sum(1 - (1 - self.problem.weights) ** run.num_participants))
         return float(run.num_participants)
 
-    def _account(self, run: Run) -> dict[str, Any]:
+    def _account(self, run: Sliders) -> dict[str, Any]:
         try:
-            settings = RunSettings.of(
-                self._setting(run),
-                sensitivity=self.sensitivity,
-                sizes=self.sizes,
-                num_rounds=run.num_rounds,
-                num_chains=run.num_chains,
-            )
-            ledger = Ledger(settings, delta=run.delta)
-            values = ledger.epsilon()
+            known = {"sensitivity": self.sensitivity, "sizes": self.sizes}
+            rounds = {"num_rounds": run.num_rounds, "num_chains": run.num_chains}
+            settings = RunSettings.of(self._setting(run), **known, **rounds)
+            values = Ledger(settings, delta=run.delta).epsilon()
         except PrivacyError as error:
             return {"epsilon": None, "site": None, "reason": error.message, "hint": error.hint}
         worst = int(np.argmax(values))
@@ -371,10 +338,10 @@ class Explorer:
         return {"epsilon": epsilon, "site": self.names[worst], "reason": reason, "hint": ""}
 
     @one_thread
-    def _compute_sweep(self, run: Run, over: str) -> dict[str, Any]:
+    def _compute_sweep(self, run: Sliders, over: str) -> dict[str, Any]:
         problem, setting = self._problem(run.batch_size), self._setting(run)
         grid = _SWEPT.get(over) or self._grids()["step_size"][::3]
-        points: dict[str, list[Any]] = {"x": [], "error": [], "rounds": []}
+        points = []
         for value in sorted({*grid, getattr(run, over)}):
             try:
                 law = self._chain(problem, replace(setting, **{over: value}))
@@ -383,13 +350,16 @@ class Explorer:
             except ConfigError:
                 continue
             if math.isfinite(error) and rounds is not None:
-                points["x"].append(value)
-                points["error"].append(error)
-                points["rounds"].append(rounds)
-        return {"over": over, "at": getattr(run, over), **points}
+                points.append((value, error, rounds))
+        columns = zip(*points) if points else ((), (), ())
+        return {
+            "over": over,
+            "at": getattr(run, over),
+            **dict(zip(("x", "error", "rounds"), map(list, columns))),
+        }
 
 
-def participation(run: Run) -> Participation:
+def participation(run: Sliders) -> Participation:
     """Who takes part: all sites, or S drawn by the chosen scheme."""
     if run.scheme == "full":
         return Participation()
@@ -412,19 +382,6 @@ def _value(name: str, text: str) -> Any:
     if not low <= value <= high:
         raise ConfigError(f"{_shown(name)} must be between {low:g} and {high:g}; got {value:g}")
     return value
-
-
-_LIMITS: dict[str, tuple[float, float]] = {
-    "local_steps": (1, 100_000),
-    "step_size": (1e-300, 1e300),
-    "correlation": (0, 1),
-    "num_participants": (1, 1_000_000),
-    "num_rounds": (1, 10_000_000),
-    "batch_size": (1, 10**9),
-    "num_chains": (1, 100_000),
-    "delta": (1e-30, 0.5),
-    "clip_norm": (0, 1e9),
-}
 
 
 def _shown(name: str) -> str:

@@ -135,12 +135,14 @@ class Follower:
 
     def _now(self) -> dict[str, Any]:
         """What changes with time alone: whether the run lives, and how long it will take."""
-        age = max(0.0, self.clock() - self._last_time) if self._version else None
+        now, last, rate = self.clock(), max(self._rows, default=0), self._rate()
+        age = max(0.0, now - self._last_time) if self._version else None
         status = self._status(age)
-        last = max(self._rows, default=0)
-        total = self._total()
-        rate = self._rate()
-        going = status in ("running", "stalled") and rate is not None and total is not None
+        going = status in ("running", "stalled")
+        total = self._start.get("rounds_total")
+        if total is not None and last > total:  # importance sampling went over to split-HMC
+            total = self._start.get("most_rounds", total)
+        elapsed = max(0.0, (now if going else self._last_time) - self._began) if self._began else None
         return {
             "status": status,
             "age": age,
@@ -149,22 +151,9 @@ class Follower:
             "at_most": "most_rounds" in self._start,
             "rate": rate,
             "eta": max(0.0, (total - last) / rate - (age or 0.0)) if going and rate and total else None,
-            "elapsed": self._elapsed(status),
+            "elapsed": elapsed,
             "message": str(self._end.get("message", "")),
         }
-
-    def _total(self) -> int | None:
-        last = max(self._rows, default=0)
-        total = self._start.get("rounds_total")
-        if total is not None and last > total:  # importance sampling went over to split-HMC
-            total = self._start.get("most_rounds", total)
-        return total
-
-    def _elapsed(self, status: str) -> float | None:
-        if not self._began:
-            return None
-        until = self.clock() if status in ("running", "stalled") else self._last_time
-        return max(0.0, until - self._began)
 
     def _status(self, age: float | None) -> str:
         if self._end:

@@ -127,12 +127,11 @@ def checks(
     except FaldError:
         problem = None  # foresee says why
     if setting is not None and doubling_rounds > 0:
-        run = {"num_rounds": doubling_rounds, "step_size": 2 * setting.step_size}
-        others = {name: value for name, value in setting.arguments().items() if name != "step_size"}
-        seen = _measured_change(tree, model, data, {"rng_key": seed, **run, **others})
+        twice = replace(setting, step_size=2 * setting.step_size).arguments()
+        seen = _measured_change(tree, model, data, {**twice, "num_rounds": doubling_rounds, "rng_key": seed})
     return {
         **foresee(model, data, settings, problem),
-        "measured": {**_halves(draws, tree), **_drift(draws, tree)},
+        "measured": {**_halves(draws, tree), **_drift(tree, _size(draws))},
         "doubling": {"predicted": change, "measured": seen},
     }
 
@@ -142,36 +141,35 @@ def _moments(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return flat.mean(0), np.atleast_2d(np.cov(flat, rowvar=False))
 
 
+def _size(draws: np.ndarray) -> float:
+    return math.sqrt(float(np.trace(_moments(draws)[1])))
+
+
 def _halves(draws: np.ndarray, tree: xr.DataTree) -> dict[str, Any]:
     half = draws.shape[1] // 2
     if half < 2:
         return dict.fromkeys(("w2_between_halves", "w2_between_halves_relative", "w2_from_noise_relative"))
     first, second = _moments(draws[:, :half]), _moments(draws[:, draws.shape[1] - half :])
     distance = float(gaussian.wasserstein2(*first, *second))
-    size = math.sqrt(float(np.trace(_moments(draws)[1])))
     sizes = [v for v in diagnostics.ess(tree).values() if np.isfinite(v)]
     each = float(np.median(sizes)) / 2 if sizes else math.nan
     # two samples of one isotropic law: means differ by 2/n per coordinate, covariances by (d+1)/(2n)
     noise = math.sqrt((2 + (draws.shape[-1] + 1) / 2) / each) if each > 0 else math.nan
     return {
         "w2_between_halves": distance,
-        "w2_between_halves_relative": distance / size,
+        "w2_between_halves_relative": distance / _size(draws),
         "w2_from_noise_relative": noise if math.isfinite(noise) else None,
     }
 
 
-def _drift(draws: np.ndarray, tree: xr.DataTree) -> dict[str, Any]:
+def _drift(tree: xr.DataTree, size: float) -> dict[str, Any]:
     table = diagnostics.client_drift(tree)
     drift = np.asarray(table["mean_drift"], float)
     if not np.isfinite(drift).any():
         return {"drift_client": None, "drift": None, "drift_relative": None}
     worst = int(np.nanargmax(drift))
-    size = math.sqrt(float(np.trace(_moments(draws)[1])))
-    return {
-        "drift_client": str(table.index[worst]),
-        "drift": float(drift[worst]),
-        "drift_relative": float(drift[worst]) / size,
-    }
+    most = float(drift[worst])
+    return {"drift_client": str(table.index[worst]), "drift": most, "drift_relative": most / size}
 
 
 def _predicted_change(problem: Problem, setting: Setting) -> dict[str, Any] | None:

@@ -61,7 +61,7 @@ def privacy_loss(problem: Problem, setting: Setting, num_rounds: int, num_chains
         return math.inf
     scheme, drawn = s.participation.scheme, s.participation.num_participants or len(p)
     own = np.array([own_noise(w, entering_weight(w, scheme, drawn, drawn), s.noise) for w in p])
-    fraction = np.ones(len(p))
+    fraction = 1.0
     if s.batch_size is not None and problem.sizes is not None:
         fraction = np.minimum(1.0, s.batch_size / problem.sizes)
     z = fraction * own * math.sqrt(2 * s.temperature * (1 - s.correlation**2) / s.step_size)

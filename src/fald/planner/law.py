@@ -73,9 +73,10 @@ class Goal:
 class Problem:
     """Local models of all clients, in coordinates whose origin is the mode; of f^c and not of p_c f^c.
 
-    ``directions``, ``skews`` and ``scatters`` as in ``fald.calculus.mode.LocalModel``, stacked; without
-    them, or without the clients' rows in ``sizes``, the third-order term or the noise of batches is left
-    out.
+    H_c in ``hessians``, g_c in ``gradients``, p_c in ``weights``, and where the chains start. ``constants``
+    are those of the bounds; where there are none, ``uncertified`` says why. ``directions``, ``skews`` and
+    ``scatters`` as in ``fald.calculus.mode.LocalModel``, stacked; without them, or without the clients' rows
+    in ``sizes``, the third-order term or the noise of batches is left out.
     """
 
     hessians: Array  # (N, d, d) H_c

@@ -110,7 +110,7 @@ def trajectory(problem: Problem, setting: Setting, num_rounds: Iterable[int]) ->
     places = [law.at(int(r)) for r in rounds]
     errors = np.array([[np.abs(e).max() for e in law.errors(place)] for place in places]).reshape(-1, 2)
     w2 = np.array([float(gaussian.wasserstein2(*place, *law.posterior)) for place in places])
-    return Trajectory(rounds, w2, errors[:, 0], errors[:, 1])
+    return Trajectory(rounds, w2, *errors.T)
 
 
 def rounds_to(problem: Problem, setting: Setting, goal: Goal) -> int | None:

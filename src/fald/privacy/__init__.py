@@ -5,20 +5,19 @@
 from a budget to settings; ``statement`` puts the result into words.
 """
 
-from fald.privacy.accountant import Ledger, account
-from fald.privacy.calibration import Budget, Calibration, FrontPoint, calibrate, pareto_front
+from fald.privacy.accountant import Ledger, PrivacyReport, account
+from fald.privacy.calibration import Affordable, Budget, Calibration, calibrate, pareto_front
 from fald.privacy.events import Presence, StepNoise, step_noise
 from fald.privacy.paper import PaperBound, PaperForms, paper_bound, paper_forms
 from fald.privacy.pld import step_profile
 from fald.privacy.protection import Protection
-from fald.privacy.report import PrivacyReport
 from fald.privacy.settings import RunSettings
 from fald.privacy.statements import Statement, require_private, statement
 
 __all__ = [
+    "Affordable",
     "Budget",
     "Calibration",
-    "FrontPoint",
     "Ledger",
     "PaperBound",
     "PaperForms",

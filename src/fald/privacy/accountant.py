@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,15 +13,93 @@ from numpy.typing import ArrayLike
 from fald.core.errors import ConfigError, PrivacyError
 from fald.privacy.accountants import ACCOUNTANTS, Steps
 from fald.privacy.compose import Loss
-from fald.privacy.events import View, step_noise
-from fald.privacy.report import Method, PrivacyReport, Sampling, Shown
-from fald.privacy.rounds import ClientLedger
+from fald.privacy.events import StepNoise, View, step_noise
+from fald.privacy.rounds import ClientLedger, Method, Sampling
 from fald.privacy.settings import RunSettings
 
 if TYPE_CHECKING:
     import xarray as xr
 
+Shown = Literal["hidden", "realised"]
 _Reading = Callable[[Steps, Loss], Any]
+_SHAPE = ("num_clients", "local_steps", "num_rounds", "num_chains")
+_NOISE = ("temperature", "correlation", "batch_size", "scheme", "num_participants", "noise")
+
+
+@dataclass(frozen=True, eq=False)
+class PrivacyReport:
+    """What was accounted, how, and the ε that came out, an upper bound for each client's records at δ.
+
+    ``rounds_taken_part`` are those of all chains, expected where participation is hidden, else counted;
+    ``grid_interval`` is the width of the grid of privacy losses, NaN where "rdp" gave ε; ``rdp_order`` the
+    Rényi order that gave it, NaN where "pld" did. Each is (N,).
+    """
+
+    epsilon: np.ndarray
+    delta: float
+    method: Method
+    sampling: Sampling
+    view: View
+    num_colluders: int
+    participation: Shown
+    settings: RunSettings
+    noise: StepNoise
+    rounds_taken_part: np.ndarray
+    grid_interval: np.ndarray
+    rdp_order: np.ndarray
+
+    @property
+    def worst(self) -> float:
+        """Largest ε of any client."""
+        return float(np.max(self.epsilon))
+
+    @property
+    def worst_client(self) -> int:
+        """Index of a client with the largest ε."""
+        return int(np.argmax(self.epsilon))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in plain numbers, lists and strings."""
+        s, n, z = self.settings, self.noise, self.noise.multiplier
+        eta = np.atleast_1d(s.step_size)
+        columns = {
+            "weight": s.weights,
+            "batch_fraction": n.batch_fraction,
+            "inclusion": n.inclusion,
+            "rounds_taken_part": self.rounds_taken_part,
+            "noise_multiplier": z if z.ndim == 1 else z.min(axis=1),
+            "epsilon": self.epsilon,
+            "grid_interval": self.grid_interval,
+            "rdp_order": self.rdp_order,
+        }
+        clients = [
+            {"client": c, "rows": rows, **{name: _plain(column[c]) for name, column in columns.items()}}
+            for c, rows in enumerate(s.sizes)
+        ]
+        return {
+            "epsilon": _plain(self.worst),
+            "delta": self.delta,
+            "worst_client": self.worst_client,
+            "method": self.method,
+            "upper_bound": True,
+            "sampling": self.sampling if s.batch_size is not None else "all rows",
+            "view": self.view,
+            "num_colluders": self.num_colluders,
+            "participation": self.participation,
+            "settings": {
+                **{name: getattr(s, name) for name in _SHAPE},
+                "step_size_least": float(eta.min()),
+                "step_size_largest": float(eta.max()),
+                **{name: getattr(s, name) for name in _NOISE},
+                "sensitivity": s.delta_gradient,
+                "clip_norm": s.clip_norm,
+            },
+            "clients": clients,
+        }
+
+
+def _plain(value: float) -> float | str | None:
+    return None if math.isnan(value) else "infinite" if math.isinf(value) else float(value)
 
 
 class Ledger:
@@ -197,10 +276,8 @@ class Ledger:
 
 def _check_options(delta: float, method: str, sampling: str, participation: str) -> None:
     if not 0 < delta < 1:
-        raise ConfigError(
-            f"delta must be between 0 and 1, both excluded; got {delta}",
-            hint="Gaussian noise gives no guarantee with delta 0; choose well below 1 / (rows of a client)",
-        )
+        hint = "Gaussian noise gives no guarantee with delta 0; choose well below 1 / (rows of a client)"
+        raise ConfigError(f"delta must be between 0 and 1, both excluded; got {delta}", hint=hint)
     if sampling == "shuffled":
         raise PrivacyError(
             "batches from shuffled epochs are not independent draws: no amplification is proved for them",
@@ -249,10 +326,9 @@ def account(
     sampling
         ``"without-replacement"``: batches of fixed size, as the sampler draws them; ``"poisson"``:
         each row by its own coin, which needs ``clip_norm``.
-    view
-        ``"server"``: every upload is seen. ``"summed"``: only sums of uploads are.
-    num_colluders
-        With ``"summed"``, sites that may side with the server.
+    view, num_colluders
+        ``"server"``: every upload is seen. ``"summed"``: only sums of uploads are, and so many sites may side
+        with the server.
     participation
         ``"hidden"``: averaged over the random choice of clients, made independently of the data;
         ``"realised"``: given who did take part.

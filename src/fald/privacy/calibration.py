@@ -34,16 +34,10 @@ class Budget:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """The largest setting within a budget.
+    """The largest ``value`` of what was varied within a budget: of a schedule, its largest step.
 
-    Attributes
-    ----------
-    vary, value
-        What was varied, and its largest value found: the largest step where the step size is a schedule.
-    settings, report
-        The run with that value, and its accounting: proof that it keeps the budget.
-    at_limit
-        True where the search ended at its own limit and more might be allowed.
+    ``report`` is the accounting of the run with that value: proof that it keeps the budget. ``at_limit`` is
+    True where the search ended at its own limit and more might be allowed.
     """
 
     vary: Vary
@@ -247,7 +241,7 @@ def _with_participants(settings: RunSettings, number: int) -> RunSettings:
 
 
 @dataclass(frozen=True)
-class FrontPoint:
+class Affordable:
     """One point of the front ρ_max(S): ``correlation`` is ``None`` where even ρ = 0 exceeds the budget."""
 
     num_participants: int
@@ -262,7 +256,7 @@ def pareto_front(
     num_participants: Iterable[int] | None = None,
     tolerance: float = 1e-3,
     **options: Any,
-) -> list[FrontPoint]:
+) -> list[Affordable]:
     """Largest correlation for each number of participants: "largest ρ and S" is a front, not a point.
 
     Parameters
@@ -274,7 +268,7 @@ def pareto_front(
 
     Returns
     -------
-    list[FrontPoint]
+    list[Affordable]
         With ε at the point, or at ρ = 0 where infeasible. With the paper's noise ρ_max falls as S grows. With
         realised noise the noise of a client grows with S, which outweighs its taking part more often, so
         ρ_max rises.
@@ -294,8 +288,8 @@ def pareto_front(
         run = _with_participants(settings, int(number))
         try:
             found = calibrate(budget, run, vary="correlation", tolerance=tolerance, **options)
-            front.append(FrontPoint(int(number), found.value, found.report.worst))
+            front.append(Affordable(int(number), found.value, found.report.worst))
         except PrivacyError:
             free = account(replace(run, correlation=0.0), delta=budget.delta, **options)
-            front.append(FrontPoint(int(number), None, free.worst))
+            front.append(Affordable(int(number), None, free.worst))
     return front

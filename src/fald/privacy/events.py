@@ -34,15 +34,20 @@ class Presence(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepNoise:
-    """Noise multipliers of every client and step: all that an accountant needs to know."""
+    """Noise multipliers of every client and step: all that an accountant needs to know.
 
-    client: np.ndarray  # (N,) factor of a client drawn once
-    step: np.ndarray  # (1,) or (num_steps,) factor √(2τ(1−ρ²)/η_k); a multiplier is the product of the two
+    A multiplier is the product of ``client``, the factor of a client drawn once, and of ``step``,
+    √(2τ(1−ρ²)/η_k), one for all steps where they are alike. ``inclusion`` is the probability that a client
+    takes part in a round, the sum over the ways in ``presences``.
+    """
+
+    client: np.ndarray  # (N,)
+    step: np.ndarray  # (1,) or (num_steps,)
     batch_fraction: np.ndarray  # (N,)
     batch_rows: np.ndarray  # (N,)
     sizes: np.ndarray  # (N,)
-    inclusion: np.ndarray  # (N,) probability that the client takes part in a round
-    presences: tuple[tuple[Presence, ...], ...]  # of each client; their probabilities sum to ``inclusion``
+    inclusion: np.ndarray  # (N,)
+    presences: tuple[tuple[Presence, ...], ...]  # of each client
     local_steps: int
     num_rounds: int
     num_chains: int
@@ -97,12 +102,6 @@ def own_noise(weight: float, entering: float, noise: str) -> float:
 
     v_c = 1/w_c for realised noise and 1/p_c for the paper's. The noise multiplier of a step is this, times
     batch_fraction·√(2τ(1−ρ²)/η)/Δ.
-
-    Examples
-    --------
-    >>> entering = [entering_weight(0.25, "with-replacement", 8, times) for times in (1, 8)]
-    >>> [round(own_noise(0.25, weight, "realised"), 4) for weight in entering]
-    [0.7071, 0.25]
     """
     return weight * math.sqrt(1.0 / (entering if noise == "realised" else weight))
 

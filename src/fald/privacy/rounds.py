@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from fald.privacy.accountants import ACCOUNTANTS, Releases, Steps
 from fald.privacy.compose import Loss, mixed, nothing, repeated, together
 from fald.privacy.events import Presence, StepNoise
-from fald.privacy.report import Method, Sampling
+
+Method = str  # of ``fald.privacy.accountants.ACCOUNTANTS``
+Sampling = Literal["without-replacement", "poisson"]
 
 
 class ClientLedger:
@@ -67,8 +71,7 @@ class ClientLedger:
                 usage.append((self._presence(int(times)), count))
         values, counts = [np.zeros(0)], [np.zeros(0)]
         for way, count in usage:
-            scale = np.full(n.local_steps, way.own)
-            scale[-1] = way.last
+            scale = np.append(np.full(n.local_steps - 1, way.own), way.last)
             values.append((steps * scale)[count > 0].ravel())
             counts.append(np.repeat(count[count > 0], n.local_steps))
         z, where = np.unique(np.concatenate(values), return_inverse=True)

@@ -59,15 +59,9 @@ def require_private(
 ) -> None:
     """Refuse a private run whose assumptions do not hold; the message says which and why.
 
-    Parameters
-    ----------
-    client_noise
-        Where a client's own noise comes from: ``"entropy"`` of its own machine that never leaves it,
-        or ``"seeded"``, by a seed that others know.
-    batches
-        ``"fresh"`` draws at every step, ``"poisson"`` sampling, ``"all"`` rows, or ``"shuffled"`` epochs.
-    start
-        Whether the first position was found without the protected data.
+    A client's own noise comes from ``"entropy"`` of its own machine that never leaves it, or is ``"seeded"``
+    by a seed that others know; batches are ``"fresh"`` draws at every step, ``"poisson"`` samples, ``"all"``
+    rows, or ``"shuffled"`` epochs; the start was found without the protected data or depends on it.
 
     Examples
     --------
@@ -104,10 +98,8 @@ def statement(
         The accounting of the run.
     simulation
         True where client noise came from a seed: then nothing is promised.
-    preparation_rounds
-        How many of the accounted rounds were preparation or warm-up.
-    clients
-        Names of the clients, in order.
+    preparation_rounds, clients
+        How many of the accounted rounds were preparation or warm-up; names of the clients, in order.
 
     Notes
     -----

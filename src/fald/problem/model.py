@@ -106,6 +106,11 @@ class Model:
         one row is replaced by another within them, at any position.
     check_fn
         ``data -> None``; raises ``DataError`` when rows do not fit the model.
+    scales_fn
+        ``(values, gradients, rows) -> scales`` that a family's default priors are to be relative to, from the
+        log likelihood (1 + d,) and its gradients (1 + d, d) over all rows at zero and at the d unit vectors.
+    prior
+        The prior in words, for reports.
     name
         What reports call the model.
 
@@ -132,6 +137,8 @@ class Model:
     ratios: Mapping[str, str] = field(default_factory=dict)
     sensitivity_fn: Callable[[np.ndarray], float] | None = None
     check_fn: Callable[[FederatedData], None] | None = None
+    scales_fn: Callable[[np.ndarray, np.ndarray, int], dict[str, Any]] | None = None
+    prior: str = ""
     name: str = "custom"
 
     def __post_init__(self):

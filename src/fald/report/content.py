@@ -88,6 +88,7 @@ def report_document(found: Examined, study: Study | None = None) -> dict[str, An
         "effects": _effects(tree, run) if found.kind.draws else [],
         "privacy_statement": tree.attrs["privacy_statement"] if found.kind.private else "",
         **(_NO_STUDY if study is None else _about(study)),
+        "prior": tree.attrs.get("prior", ""),
         "command": tree.attrs.get("command", ""),
         "created_at": tree.attrs.get("created_at", ""),
         "versions": json.loads(tree.attrs.get("versions", "{}")),

@@ -127,9 +127,10 @@ def question(document: Mapping[str, Any]) -> str:
         return f"The posterior of the {document['run']['model']} model over {where}."
     names = document["features"]
     listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    return (
+    asked = (
         f"How does {document['target']} depend on {listed}? A {document['family']} regression over {where}."
     )
+    return f"{asked} Priors: {document['prior']}." if document["prior"] else asked
 
 
 def answer(document: Mapping[str, Any]) -> list[str]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -152,13 +153,7 @@ def plot(plan: Plan, path: str | Path) -> Path:
 
 
 def parse_constants(items: Iterable[str]) -> Constants:
-    """Constants from ``L=… m=… d=…`` and further ``name=value`` words, by letter or by full name.
-
-    Examples
-    --------
-    >>> parse_constants(["L=34", "m=1", "d=2", "num-clients=50"]).condition_number
-    34.0
-    """
+    """Constants from ``L=… m=… d=…`` and further ``name=value`` words, by letter or by full name."""
     values: dict[str, Any] = {}
     for word in " ".join(items).replace(",", " ").split():
         key, separator, value = word.partition("=")
@@ -176,20 +171,11 @@ def parse_constants(items: Iterable[str]) -> Constants:
     return Constants(**values)
 
 
-def certified(
-    known: Constants, epsilon: float, *, local_steps: Sequence[int] = LOCAL_STEPS, correlation: float = 0.0
-) -> dict[str, Any]:
-    """Plan from constants alone, without data: certified rounds for each number of local steps.
-
-    Examples
-    --------
-    >>> found = certified(parse_constants(["L=2", "m=1", "d=2", "N=4"]), 0.5, local_steps=[1, 2, 5])
-    >>> found["best_local_steps"], [row["local_steps"] for row in found["candidates"]]
-    (2, [1, 2, 5])
-    """
-    best = theory.best_local_steps(known, epsilon, correlation=correlation)
-    tried = sorted({*local_steps, best})
-    found = theory.complexity(epsilon, known, local_steps=tried, correlation=correlation)
+def certified(known: Constants, epsilon: float) -> dict[str, Any]:
+    """Plan from constants alone, without data: certified rounds for each number of local steps."""
+    best = theory.best_local_steps(known, epsilon)
+    tried = sorted({*LOCAL_STEPS, best})
+    found = theory.complexity(epsilon, known, local_steps=tried)
     rows = [
         {"local_steps": k, "step_size": float(s), "num_rounds": float(r)}
         for k, s, r in zip(tried, np.atleast_1d(found.step_size), np.atleast_1d(found.num_rounds))
@@ -199,7 +185,7 @@ def certified(
         "w2": epsilon,
         "best_local_steps": best,
         "candidates": rows,
-        "sources": dict(zip(_SOURCES, known.sources(correlation).tolist())),
+        "sources": dict(zip(_SOURCES, known.sources().tolist())),
         "predicted": None,
         "no_prediction": "a prediction needs the data; give a study",
     }
@@ -207,20 +193,16 @@ def certified(
 
 def certified_text(found: Mapping[str, Any]) -> str:
     """Text of a plan from constants alone."""
-    rows = [
-        [str(r["local_steps"]), f"{r['step_size']:.3g}", f"{r['num_rounds']:.3g}"]
-        for r in found["candidates"]
-    ]
+    shown = ("local_steps", "step_size", "num_rounds")
+    rows = [[f"{r[name]:.3g}" for name in shown] for r in found["candidates"]]
     largest = max(found["sources"], key=lambda name: found["sources"][name])
-    return "\n".join(
-        [
-            f"κ = L/m = {found['constants']['condition_number']:.4g}",
-            f"Guaranteed to be within W2 = {found['w2']:g} of the posterior:",
-            align(["local-steps", "step-size", "rounds guaranteed"], rows),
-            f"Fewest guaranteed rounds with local-steps = {found['best_local_steps']}.",
-            f"The largest source of error in the bound is {largest}.",
-            f"Predicted: none; {found['no_prediction']}. The bound is usually loose by orders of magnitude.",
-        ]
+    return (
+        f"κ = L/m = {found['constants']['condition_number']:.4g}\n"
+        f"Guaranteed to be within W2 = {found['w2']:g} of the posterior:\n"
+        f"{align(['local-steps', 'step-size', 'rounds guaranteed'], rows)}\n"
+        f"Fewest guaranteed rounds with local-steps = {found['best_local_steps']}.\n"
+        f"The largest source of error in the bound is {largest}.\n"
+        f"Predicted: none; {found['no_prediction']}. The bound is usually loose by orders of magnitude."
     )
 
 
@@ -282,16 +264,7 @@ def write_settings(path: str | Path, settings: Mapping[str, Any]) -> None:
 
 
 def with_settings(study: str, settings: Mapping[str, Any], where: str = "the study") -> str:
-    """Text of a study with settings of ``[sampler]`` changed or added; refused if not one line each.
-
-    Examples
-    --------
-    >>> print(with_settings("[sampler]\\nstep-size = 1e-4  # small\\n", {"step-size": 2e-4, "thinning": 5}))
-    [sampler]
-    step-size = 0.0002  # small
-    thinning = 5
-    <BLANKLINE>
-    """
+    """Text of a study with settings of ``[sampler]`` changed or added; refused if not one line each."""
     lines = study.splitlines(keepends=True)
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
     headers = [i for i, line in enumerate(lines) if re.match(r"\s*\[", line)]
@@ -305,8 +278,8 @@ def with_settings(study: str, settings: Mapping[str, Any], where: str = "the stu
             continue
         last = i
         if found[2] in missing:
-            lines[i] = f"{found[1]}{_toml(missing.pop(found[2]))}{found[3]}{end}"
-    added = [f"{key} = {_toml(value)}{end}" for key, value in missing.items()]
+            lines[i] = f"{found[1]}{json.dumps(missing.pop(found[2]))}{found[3]}{end}"
+    added = [f"{key} = {json.dumps(value)}{end}" for key, value in missing.items()]
     if not starts:
         if lines and not lines[-1].endswith("\n"):
             lines[-1] += end
@@ -317,12 +290,6 @@ def with_settings(study: str, settings: Mapping[str, Any], where: str = "the stu
     after = "".join([*lines[: last + 1], *added, *lines[last + 1 :]])
     _check_edit(study, after, settings, where)
     return after
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value) if isinstance(value, int | float) else f'"{value}"'
 
 
 def _check_edit(before: str, after: str, settings: Mapping[str, Any], where: str) -> None:
@@ -363,10 +330,8 @@ def _verdict(best: Candidate) -> list[str]:
             f"so {1 / math.sqrt(best.ess):.2g} posterior sd of Monte-Carlo error on top"
         )
     sure = best.guaranteed
-    return [
-        *lines,
-        f"guaranteed: none ({sure.reason})" if sure.w2 is None else f"guaranteed: W2 ≤ {sure.w2:.3g}",
-    ]
+    found = f"none ({sure.reason})" if sure.w2 is None else f"W2 ≤ {sure.w2:.3g}"
+    return [*lines, f"guaranteed: {found}"]
 
 
 def _candidates_text(plan: Plan) -> str:

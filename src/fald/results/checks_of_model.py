@@ -107,8 +107,8 @@ def _prior(facts: Facts) -> Check:
             f"Prior and rows disagree about {worst}{more}: the prior pulls its estimate away from the rows."
         )
         advice = (
-            "widen the prior ([model] prior-scale), or scale the outcome and the features so that effects of "
-            "about one are plausible ([data.scaling])"
+            "widen the prior ([model] prior-scale; a linear model without it takes scales from the rows), "
+            "or scale outcome and features so that effects of about one are plausible ([data.scaling])"
         )
         return Check(name, colour, number(value), said, rule, advice)
     lone = {r["parameter"]: r["prior"] for r in found if r["prior"] > SENSITIVE_AMBER}

@@ -95,12 +95,12 @@ def client_drift(tree: xr.DataTree) -> pd.DataFrame:
     active = weight > 0
     names = [str(n) for n in constant["client"].values]
     groups = pd.DataFrame({"client": who[active], "drift": apart[active]}).groupby("client")["drift"]
-    table: Any = groups.agg(["count", "mean", "max"]).reindex(range(len(names)))
+    table: Any = groups.agg(["size", "mean", "max"]).reindex(range(len(names)))
     return pd.DataFrame(
         {
             "rows": constant["size"].values,
             "share": constant["share"].values,
-            "took_part": table["count"].fillna(0).astype(int).to_numpy(),
+            "took_part": table["size"].fillna(0).astype(int).to_numpy(),
             "mean_drift": table["mean"].to_numpy(),
             "max_drift": table["max"].to_numpy(),
         },

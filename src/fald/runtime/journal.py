@@ -7,7 +7,6 @@ locked while its run lives; a journal that has begun, has not ended and is not l
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import math
 import os
@@ -19,12 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from fald.core.errors import ConfigError, FaldError, Interrupted, StorageError
-from fald.core.files import storage_error
-
-try:
-    _fcntl: Any = importlib.import_module("fcntl")
-except ImportError:  # not on Windows, where a dead run shows by its silence alone
-    _fcntl = None
+from fald.core.files import lock, storage_error
 
 NAME = "rounds.jsonl"
 MOST_PARAMETERS = 30  # whose intervals a line carries
@@ -171,16 +165,12 @@ def since_start(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def alive(folder: str | Path) -> bool | None:
     """Whether a process is writing the journal now; None where locks cannot tell."""
-    if _fcntl is None:
-        return None
     try:
         with open(Path(folder) / NAME, "rb") as file:
-            _fcntl.flock(file, _fcntl.LOCK_SH | _fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            free = lock(file, shared=True)
     except OSError:
         return None
-    return False
+    return None if free is None else not free
 
 
 def replies(carrier: Any) -> Mapping[str, Any] | None:
@@ -196,25 +186,14 @@ def replies(carrier: Any) -> Mapping[str, Any] | None:
 def _open(path: Path) -> IO[bytes]:
     """The file, locked and ready for a new line after whatever a kill left behind."""
     file = open(path, "ab+", buffering=0)  # noqa: SIM115 - it stays open as long as the run
-    _lock(file)
+    for _ in range(20):  # whoever asks whether the run is alive has the lock for a moment
+        if lock(file) is not False:
+            break
+        time.sleep(0.01)
     if file.seek(0, os.SEEK_END) > 0:
         file.seek(-1, os.SEEK_END)
         file.write(b"" if file.read(1) == b"\n" else b"\n")
     return file
-
-
-def _lock(file: IO[bytes]) -> None:
-    """Lock the file; whoever asks whether the run is alive holds it for a moment, hence the patience."""
-    if _fcntl is None:
-        return
-    for _ in range(20):
-        try:
-            _fcntl.flock(file, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(0.01)
-        except OSError:  # some network folders have no locks
-            return
 
 
 def _plain(value: Any) -> Any:

@@ -74,7 +74,7 @@ class Setting:
     clip_norm: float | None = None
 
     def __post_init__(self) -> None:
-        for name in method_settings():
+        for name in RULES.keys() & {field.name for field in fields(self)}:  # also those of a subclass
             object.__setattr__(self, name, checked(name, getattr(self, name)))
         object.__setattr__(self, "participation", check_participation(self.participation) or full())
 

@@ -15,11 +15,12 @@ import numpy as np
 
 from fald.core.errors import DiagnosticsError, FaldError, NonFiniteError, StorageError
 from fald.core.files import sole_owner, write_atomically
+from fald.fewround.exchange import InProcessExchange
 from fald.fewround.fit import MAX_DIM, tolerance_of
 from fald.langevin.sampling import sample
 from fald.planner import foresee
 from fald.problem.data import FederatedData
-from fald.problem.model import Model
+from fald.problem.model import Model, check_model
 from fald.results.examine import Examined, compared, examine
 from fald.results.kinds import kind_of
 from fald.results.tree import save, settings_of
@@ -102,6 +103,7 @@ def _run(
     result = out / "posterior.nc"
     place = None if remote is None else remote()
     data = study.read_data() if place is None else place.data
+    study = _scaled(study, data, place)
     model = study.build_model(data.features)
     about = json.dumps(study.as_settings(), indent=1).encode()
     if not resume:  # a resumed run is first recognised as the same
@@ -130,12 +132,25 @@ def _run(
         tree.attrs["foreseen"] = json.dumps(foresee(model, data, settings_of(tree)))
         if study.sampler is None and model.dim <= MAX_DIM:
             tree.attrs["beside"] = json.dumps(_few_rounds(tree, study, model, data, progress))
+    tree.attrs["prior"] = model.prior
     save(_named(tree, study, command), result)
     (out / "partial.nc").unlink(missing_ok=True)
     away = "the rows are at the sites"
     found = examine(tree, model=model, data=data, level=level, why=away)
     write_atomically(out / "summary.json", json.dumps(found.document, indent=1).encode())
     return Run(study, out, found)
+
+
+def _scaled(study: Study, data: FederatedData, place: Remote | None) -> Study:
+    """The study with priors relative to scales that one round of sums finds, where it leaves them open."""
+    model = study.build_model(data.features)
+    if model.scales_fn is None or not study.open_scales:
+        return study
+    check_model(model, data)
+    exchange = InProcessExchange(model, data) if place is None else place.how["exchange"]
+    found = exchange.ask({"states": np.concatenate([np.zeros((1, model.dim)), np.eye(model.dim)])})
+    sums = found["state_values"], found["state_gradients"]
+    return study.with_scales(model.scales_fn(*sums, int(np.sum(data.sizes))))
 
 
 def _draws(study: Study, model: Model, data: FederatedData, place: Remote | None, **how: Any) -> xr.DataTree:

@@ -79,13 +79,24 @@ class DataSection(_Section):
         return self
 
 
+_MeanAndSd = tuple[float, Annotated[float, Field(gt=0)]]
+
+
+class Scales(_Section):
+    """What priors are relative to: mean and sd of the outcome, and of every encoded feature by name."""
+
+    outcome: _MeanAndSd
+    features: dict[str, _MeanAndSd]
+
+
 class ModelSection(_Section):
     """The regression: outcome family and priors; ``options`` has those that only some families take."""
 
     family: str
-    prior_scale: Annotated[float, Field(gt=0)] = 2.5
+    prior_scale: Annotated[float, Field(gt=0)] | None = None
+    scales: Scales | None = None
     noise_scale: Annotated[float, Field(gt=0)] | None = None
-    noise_prior_scale: Annotated[float, Field(gt=0)] = 5.0
+    noise_prior_scale: Annotated[float, Field(gt=0)] | None = None
     num_classes: Annotated[int, Field(ge=2)] | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
@@ -103,6 +114,8 @@ class ModelSection(_Section):
         values = {name: getattr(self, name) for name in fields if name not in ("family", "options")}
         # written out studies have every key; a default says nothing that a family without it could mind
         said = {n: v for n, v in values.items() if v is not None and (n in known or v != fields[n].default)}
+        if self.scales is not None:
+            said["scales"] = self.scales.model_dump()
         return said | {name.replace("-", "_"): value for name, value in self.options.items()}
 
 
@@ -295,13 +308,36 @@ class Study(_Section):
         return data if self.data.bounds is None else data.bounded(*self.data.bounds)
 
     def _encoding(self) -> dict[str, Any]:
-        d = self.data
+        d, own = self.data, self._outcome_scaling
         return {
             "target": d.target,
             "features": d.features,
             "categories": d.categories,
-            "scaling": {c: (s.center, s.scale) for c, s in d.scaling.items()},
+            "scaling": {c: (s.center, s.scale) for c, s in d.scaling.items() if not (own and c == d.target)},
         }
+
+    @property
+    def _outcome_scaling(self) -> tuple[float, float] | None:
+        """Declared scaling of the outcome, where the family takes it and answers in the outcome's units."""
+        scale = self.data.scaling.get(self.data.target)
+        takes_it = "outcome_scaling" in options_of(self.model.family)
+        return (scale.center, scale.scale) if scale is not None and takes_it else None
+
+    @property
+    def open_scales(self) -> bool:
+        """Whether the priors are left to be relative to scales that the rows have.
+
+        Not where they or the outcome's scale are declared, nor for plain FA-LD, whose sites know the prior
+        before the first round.
+        """
+        m = self.model
+        declared = any(given is not None for given in (m.prior_scale, m.noise_prior_scale, m.scales))
+        return self.sampler is None and not declared and self.data.target not in self.data.scaling
+
+    def with_scales(self, scales: Mapping[str, Any]) -> Study:
+        """The same study with priors relative to these scales."""
+        section = self.model.model_copy(update={"scales": Scales.model_validate(scales)})
+        return self.model_copy(update={"model": section})
 
     def protection(self) -> Protection | None:
         """What the privacy section asks for; None without one."""
@@ -327,7 +363,8 @@ class Study(_Section):
 
     def build_model(self, features: Iterable[str]) -> Model:
         """The model over the encoded feature columns."""
-        return _built(json.dumps(self.model.model_dump()), tuple(features), str(float_dtype()))
+        scaling = json.dumps(self._outcome_scaling)
+        return _built(json.dumps(self.model.model_dump()), scaling, tuple(features), str(float_dtype()))
 
     def as_settings(self) -> dict[str, Any]:
         """The whole study as plain values under its kebab-case keys."""
@@ -337,10 +374,10 @@ class Study(_Section):
 
 
 @functools.lru_cache(maxsize=64)
-def _built(section: str, names: tuple[str, ...], dtype: str) -> Model:
+def _built(section: str, scaling: str, names: tuple[str, ...], dtype: str) -> Model:
     """One model for one description and precision, so that what was compiled for it is found again."""
-    m = ModelSection.model_validate(json.loads(section), by_name=True)
-    return FAMILIES[m.family](names, **m.arguments())
+    m, own = ModelSection.model_validate(json.loads(section), by_name=True), json.loads(scaling)
+    return FAMILIES[m.family](names, **m.arguments(), **({"outcome_scaling": own} if own else {}))
 
 
 def load_study(path: str | Path, overrides: Iterable[str] = ()) -> Study:

@@ -23,7 +23,8 @@ features = ["treatment", "age"]
 
 [model]
 family = "logistic"        # linear, logistic, poisson or softmax (with num-classes)
-prior-scale = 2.5          # coefficients ~ Normal(0, prior-scale)
+# prior-scale = 2.5        # coefficients ~ Normal(0, prior-scale); left out, 2.5, and for linear in units of
+#                          # the sds of outcome and features
 
 # Nothing to tune: "fald run" chooses a method that needs a handful of rounds. All keys may be left out.
 # [fit]

@@ -123,19 +123,14 @@ def law(
 
     Parameters
     ----------
-    hessians
-        (N, d, d) symmetric H_c of the client energies f^c (not of p_c f^c), or one (d, d) for all.
-    centers
-        (N, d) minimisers x_c.
-    weights
-        (N,) client weights p_c > 0 with sum 1.
+    hessians, centers, weights
+        (N, d, d) symmetric H_c of the client energies f^c (not of p_c f^c), or one (d, d) for all; (N, d)
+        minimisers x_c; (N,) client weights p_c > 0 with sum 1.
     step_size
         η: one number, one number per local step (num_rounds·local_steps of them), or a function of
         the index of the local step, counted from 0 at the start of the run.
-    local_steps, num_rounds
-        K, local steps per round, and the number of rounds.
-    temperature, correlation
-        τ ≥ 0 and ρ ∈ [0, 1].
+    local_steps, num_rounds, temperature, correlation
+        K per round, the number of rounds, τ ≥ 0 and ρ ∈ [0, 1].
     participation, noise
         Who takes part; ``"realised"`` (v_c = 1/w_c) or ``"paper"`` (v_c = 1/p_c).
     initial_position, initial_covariance
@@ -151,10 +146,8 @@ def law(
     -----
     Gradients are exact: minibatch noise is not in this law. With full participation the position is
     Gaussian and these two moments are its whole law. With random participation it is a mixture: the
-    moments are exact, but ``wasserstein2`` of them is then only a lower bound of the true distance.
-
-    Algorithm: "On Convergence of Federated Averaging Langevin Dynamics" (Deng, Zhang, Ma, Song,
-    Lin). The recursion is not in that paper.
+    moments are exact, but ``wasserstein2`` of them is then only a lower bound of the true distance. The
+    recursion is not in the paper of the algorithm.
 
     Examples
     --------

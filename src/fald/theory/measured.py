@@ -82,28 +82,9 @@ def client_constants(
 ) -> dict[str, Any]:
     """What one client reports: curvatures, gradient norm and gradient noise of its own energy.
 
-    Parameters
-    ----------
-    model, rows
-        The model and this client's rows.
-    mode, probes
-        (d,) θ*, and (M, d) other positions to look at, two or more.
-    num_rows, batch_size
-        n, the rows of all clients; rows per stochastic gradient, ``None`` for all.
-
-    Returns
-    -------
-    dict
-        Plain numbers, and the provenance of each: eight numbers leave the client.
-
-    Examples
-    --------
-    >>> import fald
-    >>> model = fald.models.gaussian_location([[0.5]])
-    >>> rows, batch = np.array([[1.0], [3.0]]), {"num_rows": 4, "batch_size": 1}
-    >>> own = client_constants(model, rows, [0.0], [[1.0], [2.0]], **batch)
-    >>> own["smoothness"], own["gradient_norm"], own["gradient_noise"], own["provenance"]["smoothness"]
-    (8.0, 16.0, 8.0, 'exact')
+    ``mode`` is (d,) θ*, ``probes`` are (M, d) other positions to look at, two or more; ``num_rows`` is n of
+    all clients, ``batch_size`` rows per stochastic gradient, ``None`` for all. Plain numbers, and the
+    provenance of each: eight numbers leave the client.
     """
     mode, probes = np.asarray(mode, float), np.asarray(probes, float)
     site = make_site(model, rows)

@@ -26,7 +26,7 @@ from fald.federation.coordinator.sites import (
 from fald.federation.secure.session import split
 from fald.fewround.site import Answer, Request
 from fald.langevin import costs as tally
-from fald.langevin.engine import Failure, Problem
+from fald.langevin.engine import Assignment, Failure
 from fald.langevin.method import Method, Upload
 from fald.langevin.rounds import Begun, ServerRounds
 from fald.langevin.server import Server
@@ -129,9 +129,9 @@ class RemoteEngine:
         self._federation = federation
         self._begun = False
         self._saved = 0
-        self._compiled: tuple[Problem, Any] | None = None
+        self._compiled: tuple[Assignment, Any] | None = None
 
-    def init(self, problem: Problem, positions: jax.Array) -> RunState:
+    def init(self, problem: Assignment, positions: jax.Array) -> RunState:
         """State of chains that start at ``positions``; what clients remember stays with them."""
         self._problem_fits(problem)
         server, _ = jax.vmap(problem.method.init)(positions)
@@ -141,11 +141,11 @@ class RemoteEngine:
         """What the sites sent when the study was opened."""
         return dict(self._federation.offers)
 
-    def most_rounds(self, problem: Problem, state: RunState) -> int:
+    def most_rounds(self, problem: Assignment, state: RunState) -> int:
         """A few, so that progress is seen."""
         return _ROUNDS_AT_ONCE
 
-    def costs(self, problem: Problem, state: RunState) -> dict[str, np.ndarray]:
+    def costs(self, problem: Assignment, state: RunState) -> dict[str, np.ndarray]:
         """What the rounds so far have cost each site of each chain."""
         return tally.totals(problem, state.memory[1], state.round)
 
@@ -153,7 +153,9 @@ class RemoteEngine:
         """How the sites answered in the latest round."""
         return self._federation.replies()
 
-    def advance(self, problem: Problem, state: RunState, num_rounds: int) -> tuple[RunState, Records, float]:
+    def advance(
+        self, problem: Assignment, state: RunState, num_rounds: int
+    ) -> tuple[RunState, Records, float]:
         """Run rounds, one message each."""
         if not self._begun:
             self._federation.begin()
@@ -168,14 +170,14 @@ class RemoteEngine:
         columns = [np.stack(c) for c in zip(*kept)] if kept else self._nothing(problem)
         return state, Records(*columns), energy
 
-    def locate(self, problem: Problem, state: RunState, num_rounds: int) -> Failure:
+    def locate(self, problem: Assignment, state: RunState, num_rounds: int) -> Failure:
         """Say that the average overflowed: uploads that are not finite are refused as they arrive."""
         raise FederationError(
             f"the average of the sites' uploads left the finite numbers by round {state.round + num_rounds}",
             hint="try a smaller step-size",
         )
 
-    def _round(self, problem: Problem, state: RunState) -> tuple[RunState, tuple[Any, ...], float]:
+    def _round(self, problem: Assignment, state: RunState) -> tuple[RunState, tuple[Any, ...], float]:
         f, index = self._federation, state.round
         begin, finish = self._functions(problem)
         begun = begin(state.server, jnp.asarray(index, jnp.int32))
@@ -218,7 +220,7 @@ class RemoteEngine:
         )
         return RunState(index + 1, server, ((), counters)), record, float(np.mean(np.asarray(energy)))
 
-    def _asked_weights(self, problem: Problem, drawn: Drawn) -> Array:
+    def _asked_weights(self, problem: Assignment, drawn: Drawn) -> Array:
         """(chains, sites) weights that sites scale their noise by; zero: not asked.
 
         Where it is not known who will answer, a site gets the largest weight it can end with, so that the
@@ -245,7 +247,7 @@ class RemoteEngine:
         """(chains,) share of the noise that the average lacks: 1 − Σ w_c²/w̄_c, w̄ what sites scaled by."""
         return np.maximum(0.0, 1 - np.sum(drawn.weight.astype(float) ** 2 / asked, axis=1))
 
-    def _wanted(self, problem: Problem) -> dict[str, tuple[tuple[int, ...], Any]]:
+    def _wanted(self, problem: Assignment) -> dict[str, tuple[tuple[int, ...], Any]]:
         """Arrays of a reply: those of the upload, or one masked array."""
         shapes = self._upload(problem)
         chains, dim = problem.num_chains, problem.model.dim
@@ -255,7 +257,7 @@ class RemoteEngine:
         extra = {f"spent_{i}": (a.shape, a.dtype) for i, a in enumerate(spent)}
         return {"masked": ((2, chains * (dim + 1) + 1), np.uint64), **extra}
 
-    def _uploads(self, problem: Problem, drawn: Drawn, replies: Replies) -> tuple[Upload, jax.Array]:
+    def _uploads(self, problem: Assignment, drawn: Drawn, replies: Replies) -> tuple[Upload, jax.Array]:
         """Uploads with slots in front, and their weights (chains, slots); a sum is one slot of weight one."""
         chains, dim = problem.num_chains, problem.model.dim
         if self._federation.secure:
@@ -275,7 +277,7 @@ class RemoteEngine:
             gathered.append(jnp.asarray(full[drawn.client.T, np.arange(chains)[None, :]]))
         return jax.tree.unflatten(structure, gathered), jnp.asarray(drawn.weight)
 
-    def _spent(self, problem: Problem, drawn: Drawn, replies: Replies) -> PyTree:
+    def _spent(self, problem: Assignment, drawn: Drawn, replies: Replies) -> PyTree:
         """What uploads say they cost, (slots, chains); ``()`` where it is always the same."""
         like = self._upload(problem).spent
         leaves, structure = jax.tree.flatten(like)
@@ -293,23 +295,23 @@ class RemoteEngine:
             out.append(jnp.asarray(full[drawn.client.T, np.arange(problem.num_chains)[None, :]]))
         return jax.tree.unflatten(structure, out)
 
-    def _nothing(self, problem: Problem) -> list[Array]:
+    def _nothing(self, problem: Assignment) -> list[Array]:
         chains, slots = problem.num_chains, num_slots(problem.participation, problem.data.num_clients)
         real = float_dtype()
         shapes = [((0,), int), ((0, chains, problem.model.dim), real), ((0, chains), real)]
         shapes += [((0, chains, slots), np.int32), ((0, chains, slots), real), ((0, chains, slots), real)]
         return [np.zeros(shape, kind) for shape, kind in shapes]
 
-    def _upload(self, problem: Problem) -> Upload:
+    def _upload(self, problem: Assignment) -> Upload:
         return self._functions(problem, "upload")
 
-    def _functions(self, problem: Problem, which: str = "") -> Any:
+    def _functions(self, problem: Assignment, which: str = "") -> Any:
         if self._compiled is None or self._compiled[0] is not problem:
             self._compiled = (problem, _compile(problem, tuple(self._federation.sizes)))
         made = self._compiled[1]
         return made.upload if which == "upload" else (made.begin, made.finish)
 
-    def _problem_fits(self, problem: Problem) -> None:
+    def _problem_fits(self, problem: Assignment) -> None:
         f = self._federation
         if tuple(problem.data.names) != tuple(f.names):
             raise ConfigError("the data of the problem are not those of the federation")
@@ -339,7 +341,7 @@ class _Functions(NamedTuple):
     upload: Upload
 
 
-def _compile(problem: Problem, sizes: tuple[int, ...]) -> _Functions:
+def _compile(problem: Assignment, sizes: tuple[int, ...]) -> _Functions:
     method: Method = problem.method
     offsets = jnp.asarray(np.concatenate([[0], np.cumsum(sizes)]), jnp.int32)
     rounds = ServerRounds(method, problem.participation, problem.num_chains)
@@ -372,7 +374,7 @@ def _compile(problem: Problem, sizes: tuple[int, ...]) -> _Functions:
     return _Functions(begin, finish, _upload_shapes(problem, sizes))
 
 
-def _upload_shapes(problem: Problem, sizes: tuple[int, ...]) -> Upload:
+def _upload_shapes(problem: Assignment, sizes: tuple[int, ...]) -> Upload:
     """Shapes of a site's upload, all chains in front."""
     from fald.calculus.gradients import Rows
     from fald.langevin.client import Setup, Visit, client_round

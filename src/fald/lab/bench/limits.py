@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import time
+import math
 from collections.abc import Callable
 
 import jax
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fald.core.keys import normals
+from fald.lab.bench.timing import Contender, interleave
 from fald.runtime.compiler import options
 
 _SIZE = 1024
@@ -26,23 +27,21 @@ def limits(repeats: int = 5) -> dict[str, float]:
     of 15,000 streams side by side, two each step, made as the sampler makes them; ``copy`` counts bytes
     read and written.
     """
-    rng = np.random.default_rng(0)
-    a = rng.standard_normal((_SIZE, _SIZE), np.float32)
-    product = jax.jit(lambda x: x @ x)
-    on_device = jnp.asarray(a)
-    make = normals_alone(*_NORMALS, _STEPS)
-    source = np.zeros(_COPY_BYTES, np.uint8)
-    target = np.ones(_COPY_BYTES, np.uint8)
-    flops = 2 * _SIZE**3 / 1e9
+    a = np.random.default_rng(0).standard_normal((_SIZE, _SIZE), np.float32)
+    product, on_device = jax.jit(lambda x: x @ x), jnp.asarray(a)
+    source, target = np.zeros(_COPY_BYTES, np.uint8), np.ones(_COPY_BYTES, np.uint8)
+    works = {
+        "numpy": lambda: a @ a,
+        "jax": lambda: jax.block_until_ready(product(on_device)),
+        "normals": normals_alone(*_NORMALS, _STEPS),
+        "copy": lambda: np.copyto(target, source),
+    }
     seconds = {
-        "numpy": _best(lambda: a @ a, repeats),
-        "jax": _best(lambda: jax.block_until_ready(product(on_device)), repeats),
-        "normals": _best(make, repeats),
-        "copy": _best(lambda: np.copyto(target, source), repeats),
+        name: interleave({name: Contender(work, 1)}, repeats)[name].best for name, work in works.items()
     }
     return {
-        "sgemm": flops / min(seconds["numpy"], seconds["jax"]),
-        "normals": _STEPS * _NORMALS[0] * _NORMALS[1] / seconds["normals"] / 1e6,
+        "sgemm": 2 * _SIZE**3 / 1e9 / min(seconds["numpy"], seconds["jax"]),
+        "normals": _STEPS * math.prod(_NORMALS) / seconds["normals"] / 1e6,
         "copy": 2 * _COPY_BYTES / seconds["copy"] / 1e9,
     }
 
@@ -59,13 +58,3 @@ def normals_alone(streams: int, count: int, steps: int) -> Callable[[], object]:
         return jax.lax.fori_loop(0, steps, step, jnp.zeros((streams, count), jnp.float32))
 
     return lambda: jax.block_until_ready(make(jnp.asarray(words)))
-
-
-def _best(work: Callable[[], object], repeats: int) -> float:
-    work()
-    found = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        work()
-        found.append(time.perf_counter() - began)
-    return min(found)

@@ -88,10 +88,8 @@ def run(
             document["scaling"] = module.measure(count)
             module.plot(document["scaling"], out / "scaling.svg")
         else:
-            document["cases"] += [
-                judged(case, interleave(case.contenders, count), document["limits"])
-                for case in module.cases(quick)
-            ]
+            for case in module.cases(quick):
+                document["cases"].append(judged(case, interleave(case.contenders, count), document["limits"]))
         # after each workload, so that an interrupted run leaves what it has measured
         write_atomically(out / "bench.json", json.dumps(document, indent=1).encode())
         write_atomically(out / "bench.md", (markdown(document, last) + "\n").encode())
@@ -121,47 +119,27 @@ def _processor() -> str:
 
 
 def judged(case: Case, timings: Mapping[str, Timing], limits: Mapping[str, float]) -> dict[str, Any]:
-    """A case with its figures: seconds per unit, ratios to the baseline, goals."""
+    """A case with its figures: seconds per unit, ratios to the baseline, and whether marks are reached."""
     base = timings[case.baseline].median
-    goals = []
-    for goal in case.goals:
-        value = float(goal.value(timings, limits))
-        goals.append(
-            {
-                "text": goal.text,
-                "value": value,
-                "limit": goal.limit,
-                "at_most": goal.at_most,
-                "holds": goal.holds(value),
-            }
-        )
+    values = [(mark, float(mark.value(timings, limits))) for mark in case.marks]
     return {
-        "name": case.name,
-        "title": case.title,
-        "unit": case.unit,
-        "baseline": case.baseline,
+        **{key: getattr(case, key) for key in ("name", "title", "unit", "baseline")},
         "contenders": {
             name: {**timing._asdict(), "ratio": base / timing.median} for name, timing in timings.items()
         },
-        "goals": goals,
+        "goals": [{**mark._asdict(), "value": value, "holds": mark.holds(value)} for mark, value in values],
         "missing": list(case.missing),
     }
 
 
 def _last(path: Path, document: Mapping[str, Any]) -> dict[str, Any] | None:
     """The last entry of the history from a machine like this one and of the same kind."""
-    if not path.exists():
-        return None
-    for line in reversed(path.read_text().splitlines()):
-        entry = json.loads(line)
-        same = entry["machine"]["processor"] == document["machine"]["processor"]
-        if (
-            same
-            and entry["machine"]["cores"] == document["machine"]["cores"]
-            and entry["quick"] == document["quick"]
-        ):
-            return entry
-    return None
+    entries = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def kind(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+        return entry["machine"]["processor"], entry["machine"]["cores"], entry["quick"]
+
+    return next((entry for entry in reversed(entries) if kind(entry) == kind(document)), None)
 
 
 def markdown(document: Mapping[str, Any], last: Mapping[str, Any] | None = None) -> str:
@@ -181,25 +159,21 @@ def markdown(document: Mapping[str, Any], last: Mapping[str, Any] | None = None)
         lines += ["", f"**{case['name']}**: {case['title']}", ""]
         changed = any((case["name"], name) in before for name in case["contenders"])
         header = f"| contender | best, µs per {case['unit']} | median | CPU | × {case['baseline']} |"
-        lines += [
-            header + (" last time |" if changed else ""),
-            "|---|---|---|---|---|" + ("---|" if changed else ""),
-        ]
+        lines += [header + " last time |" * changed, "|---|---|---|---|---|" + "---|" * changed]
         for name, figures in case["contenders"].items():
             best, median, cpu = (_microseconds(figures[key]) for key in ("best", "median", "cpu"))
             row = f"| {name} | {best} | {median} | {cpu} | {_ratio(figures['ratio'])} |"
             old = before.get((case["name"], name))
-            lines.append(row + ((f" {_ratio(old)} |" if old else " – |") if changed else ""))
+            lines.append(row + (f" {_ratio(old) if old else '–'} |" if changed else ""))
         lines += [f"\nNot installed here: {', '.join(case['missing'])}."] if case["missing"] else []
         for goal in case["goals"]:
             rule = "at most" if goal["at_most"] else "at least"
             verdict = "reached" if goal["holds"] else "**not reached**"
-            lines.append(
-                f"\n{goal['text']}: {_ratio(goal['value'])}, wanted {rule} {goal['limit']:,g}: {verdict}."
-            )
+            wanted = f"wanted {rule} {goal['limit']:,g}"
+            lines.append(f"\n{goal['text']}: {_ratio(goal['value'])}, {wanted}: {verdict}.")
+    if document["scaling"]:
+        lines += ["", "| axis | values | ms per round (CPU) | fit, ms | R² |", "|---|---|---|---|---|"]
     for one in document["scaling"]:
-        if one is document["scaling"][0]:
-            lines += ["", "| axis | values | ms per round (CPU) | fit, ms | R² |", "|---|---|---|---|---|"]
         values = ", ".join(str(v) for v in one["values"])
         seconds = ", ".join(f"{1e3 * s:.1f}" for s in one["seconds"])
         fit = f"{1e3 * one['intercept']:.1f} + {1e3 * one['slope']:.3g} × value"

@@ -7,7 +7,7 @@ import numpy as np
 import fald
 from fald.lab import methods as samplers
 from fald.lab.bench.limits import normals_alone
-from fald.lab.bench.timing import Case, Contender, Goal, times_faster
+from fald.lab.bench.timing import Case, Contender, Mark, times_faster
 
 _RUNS, _CLIENTS, _ROWS = 300, 50, 1000.0
 _STEP = 1e-7
@@ -40,44 +40,31 @@ def cases(quick: bool) -> list[Case]:
     means, data, model = _federation()
     steps, rounds = 100, 4 if quick else 500
     long, numpy_steps, many = 3000, 300 if quick else 3000, 50 if quick else 1000
-    settings = {"num_chains": _RUNS, "progress": False}
 
-    def stepwise():
-        method = samplers.fald(local_steps=steps, step_size=_STEP)
-        fald.sample(1, model, data, method=method, num_rounds=rounds, **settings)
+    def run(method: samplers.FALD, count: int) -> None:
+        fald.sample(1, model, data, method=method, num_rounds=count, num_chains=_RUNS, progress=False)
 
-    def composed():
-        method = samplers.composed(local_steps=long, step_size=_STEP)
-        fald.sample(1, model, data, method=method, num_rounds=many, **settings)
-
-    alone = "its normals alone"
+    stepwise = samplers.fald(local_steps=steps, step_size=_STEP)
+    composed = samplers.composed(local_steps=long, step_size=_STEP)
+    plain, ours, alone = "plain NumPy", "fald.sample", "its normals alone"
+    contenders = {
+        plain: Contender(lambda: _numpy_rounds(means, steps, rounds // 4), steps * rounds // 4),
+        ours: Contender(lambda: run(stepwise, rounds), steps * rounds),
+        alone: Contender(normals_alone(_RUNS * _CLIENTS, 2, steps * rounds), steps * rounds),
+    }
+    marks = [
+        Mark(f"times {plain}", times_faster(ours, plain), 4.5),
+        Mark("share of its own rate of normals", times_faster(ours, alone), 0.75),
+    ]
+    whole = "fald.samplers.composed"
+    of_composed = {
+        plain: Contender(lambda: _numpy_rounds(means, numpy_steps, 1), numpy_steps / long),
+        whole: Contender(lambda: run(composed, many), many),
+    }
+    mark = Mark(f"times {plain}", times_faster(whole, plain), 2000)
+    title = "Gaussian simulation, 300 runs × 50 clients × 2 dimensions, K = 100"
+    again = "the same, K = 3000, one draw per client and round"
     return [
-        Case(
-            "A",
-            "Gaussian simulation, 300 runs × 50 clients × 2 dimensions, K = 100",
-            "step",
-            "plain NumPy",
-            {
-                "plain NumPy": Contender(
-                    lambda: _numpy_rounds(means, steps, rounds // 4), steps * rounds // 4
-                ),
-                "fald.sample": Contender(stepwise, steps * rounds),
-                alone: Contender(normals_alone(_RUNS * _CLIENTS, 2, steps * rounds), steps * rounds),
-            },
-            [
-                Goal("times plain NumPy", times_faster("fald.sample", "plain NumPy"), 4.5),
-                Goal("share of its own rate of normals", times_faster("fald.sample", alone), 0.75),
-            ],
-        ),
-        Case(
-            "A, composed",
-            "the same, K = 3000, one draw per client and round",
-            "round",
-            "plain NumPy",
-            {
-                "plain NumPy": Contender(lambda: _numpy_rounds(means, numpy_steps, 1), numpy_steps / long),
-                "fald.samplers.composed": Contender(composed, many),
-            },
-            [Goal("times plain NumPy", times_faster("fald.samplers.composed", "plain NumPy"), 2000)],
-        ),
+        Case("A", title, "step", plain, contenders, marks),
+        Case("A, composed", again, "round", plain, of_composed, [mark]),
     ]

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fald.lab.bench.timing import Case, Contender, Goal
+from fald.lab.bench.timing import Case, Contender, Mark, times_faster
 
 _COMPILE = """
 import sys, jax, numpy as np, fald
@@ -47,23 +47,17 @@ def cases(quick: bool) -> list[Case]:
         f"import {module}": Contender(_process(python, "-c", f"import {module}"), 1)
         for module in ("jax", "fald")
     }
+    cached = _process(python, "-c", _COMPILE, "cached", cache=lambda: kept.name)
     starts = {
         "first sample, no cache": Contender(_process(python, "-c", _COMPILE, "plain"), 1),
-        "first sample, cached": Contender(
-            _process(python, "-c", _COMPILE, "cached", cache=lambda: kept.name), 1
-        ),
+        "first sample, cached": Contender(cached, 1),
     }
     demos = {
         "fald demo, cold": Contender(demo(new), 1),
         "fald demo, warm": Contender(demo(lambda: kept.name), 1),
     }
-    slower = Goal(
-        "times import jax",
-        lambda t, limits: t["import fald"].median / t["import jax"].median,
-        1.5,
-        at_most=True,
-    )
-    warm = Goal("seconds", lambda t, limits: t["fald demo, warm"].median, 10.0, at_most=True)
+    slower = Mark("times import jax", times_faster("import jax", "import fald"), 1.5, at_most=True)
+    warm = Mark("seconds", lambda t, limits: t["fald demo, warm"].median, 10.0, at_most=True)
     return [
         Case("F, import", "import, in a process of its own", "process", "import jax", imports, [slower]),
         Case("F, compile", "one round from a new process", "process", "first sample, no cache", starts),

@@ -6,7 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 
@@ -25,7 +25,7 @@ class Timing(NamedTuple):
     cpu: float
 
 
-class Goal(NamedTuple):
+class Mark(NamedTuple):
     """What must hold: ``value`` from the timings and the machine's limits, at least or at most ``limit``."""
 
     text: str
@@ -34,13 +34,13 @@ class Goal(NamedTuple):
     at_most: bool = False
 
     def holds(self, value: float) -> bool:
-        """Whether a value meets the goal."""
+        """Whether a value reaches the mark."""
         return value <= self.limit if self.at_most else value >= self.limit
 
 
 @dataclass(frozen=True)
 class Case:
-    """One workload: its contenders, the one others are compared with, and the goals.
+    """One workload: its contenders, the one others are compared with, and the marks to reach.
 
     ``missing`` names contenders that are not installed here.
     """
@@ -50,8 +50,8 @@ class Case:
     unit: str
     baseline: str
     contenders: Mapping[str, Contender]
-    goals: Sequence[Goal] = ()
-    missing: Sequence[str] = field(default_factory=list)
+    marks: Sequence[Mark] = ()
+    missing: Sequence[str] = ()
 
 
 def interleave(
@@ -59,7 +59,7 @@ def interleave(
     repeats: int,
     *,
     clock: Callable[[], float] = time.perf_counter,
-    cpu_clock: Callable[[], float] | None = None,
+    cpu_clock: Callable[[], float] = lambda: sum(os.times()[:4]),
 ) -> dict[str, Timing]:
     """Time each contender ``repeats`` times, in turns, after one untimed call of each.
 
@@ -69,25 +69,19 @@ def interleave(
     >>> found["nothing"].best <= found["nothing"].median
     True
     """
-    cpu_clock = _cpu_seconds if cpu_clock is None else cpu_clock
     for contender in contenders.values():
         contender.run()
-    wall: dict[str, list[float]] = {name: [] for name in contenders}
-    cpu: dict[str, list[float]] = {name: [] for name in contenders}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for _ in range(repeats):
         for name, (run, units) in contenders.items():
             began, used = clock(), cpu_clock()
             run()
-            wall[name].append((clock() - began) / units)
-            cpu[name].append((cpu_clock() - used) / units)
+            found[name].append(((clock() - began) / units, (cpu_clock() - used) / units))
+    seconds = {name: tuple(zip(*pairs)) for name, pairs in found.items()}
     return {
-        name: Timing(min(wall[name]), statistics.median(wall[name]), statistics.median(cpu[name]))
-        for name in contenders
+        name: Timing(min(wall), statistics.median(wall), statistics.median(cpu))
+        for name, (wall, cpu) in seconds.items()
     }
-
-
-def _cpu_seconds() -> float:
-    return sum(os.times()[:4])
 
 
 def times_faster(ours: str, other: str) -> Callable[[Mapping[str, Timing], Mapping[str, float]], float]:

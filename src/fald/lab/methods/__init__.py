@@ -18,29 +18,8 @@ from fald.langevin.method import Method, Spent, Upload
 from fald.langevin.registry import METHODS, by_name
 
 __all__ = [
-    "FALD",
-    "METHODS",
-    "Method",
-    "Spent",
-    "Surrogates",
-    "Upload",
-    "by_name",
-    "composed",
-    "consensus",
-    "consensus_parametric",
-    "de_sgld",
-    "dsgld",
-    "elf",
-    "fald",
-    "fedavg",
-    "fedpa",
-    "fit_surrogates",
-    "fsgld",
-    "laplace",
-    "marina",
-    "qlsd",
-    "qlsd_plus",
-    "scaffold",
-    "sgld",
+    "FALD", "METHODS", "Method", "Spent", "Surrogates", "Upload", "by_name", "composed",
+    "consensus", "consensus_parametric", "de_sgld", "dsgld", "elf", "fald", "fedavg", "fedpa",
+    "fit_surrogates", "fsgld", "laplace", "marina", "qlsd", "qlsd_plus", "scaffold", "sgld",
     "vr_fald",
-]
+]  # fmt: skip

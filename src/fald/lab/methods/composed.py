@@ -138,19 +138,20 @@ def find_quadratics(model: Model, data: FederatedData) -> Quadratics:
     >>> found.hessians.ravel().round(6).tolist(), found.centers.ravel().round(6).tolist()
     ([1.5, 1.5], [2.0, 5.0])
     """
-    found = []
-    start = np.asarray(model.flat_initial_position, np.float64)
-    for name, share in zip(data.names, data.weights):
-        site = make_site(model, data.client(name), name)
-
-        def energy(theta, site=site, share=share):
-            return [a / share + b for a, b in zip(client_report(site, theta), prior_report(model, theta))]
-
-        found.append(_quadratic(name, energy, start))
+    found = [_quadratic(model, data, name, share) for name, share in zip(data.names, data.weights)]
     return Quadratics(*[np.array(part) for part in zip(*found)])
 
 
-def _quadratic(name: str, energy: Any, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+def _quadratic(
+    model: Model, data: FederatedData, name: str, share: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    site = make_site(model, data.client(name), name)
+
+    def energy(theta: np.ndarray) -> list[Any]:
+        reports = zip(client_report(site, theta), prior_report(model, theta))
+        return [of_rows / share + of_prior for of_rows, of_prior in reports]
+
+    start = np.asarray(model.flat_initial_position, np.float64)
     value, gradient, hessian = energy(start)
     eigenvalues = np.linalg.eigvalsh(hessian)
     if not np.all(np.isfinite(hessian)) or eigenvalues[0] <= 1e-12 * abs(eigenvalues[-1]):
@@ -177,14 +178,13 @@ def _compose(method: Composed, energies: Quadratics) -> _Moves:
     """The affine-Gaussian map of a round, in the eigenbasis of each Hessian."""
     eta, steps = float(method.step_size), method.local_steps  # type: ignore[arg-type]
     values, basis = np.linalg.eigh(energies.hessians)
-    factor = 1 - eta * values
+    factor, scale = 1 - eta * values, 2 * eta * method.temperature
 
     def matrix(diagonal: np.ndarray) -> np.ndarray:
         return (basis * diagonal[:, None, :]) @ basis.transpose(0, 2, 1)
 
     carry = matrix(factor**steps)
     pull = energies.centers - np.einsum("cij,cj->ci", carry, energies.centers)
-    scale = 2 * eta * method.temperature
     own = matrix(np.sqrt((1 - method.correlation**2) * scale * _geometric(factor**2, steps)))
     shared = np.zeros((*energies.centers.shape, 0))
     if method.correlation > 0:
@@ -248,11 +248,5 @@ def composed(
     """
     if callable(step_size):
         raise ConfigError("composed rounds need a constant step-size", hint="use fald.samplers.fald")
-    made = fald(
-        local_steps=local_steps,
-        step_size=step_size,
-        temperature=temperature,
-        correlation=correlation,
-        noise=noise,
-    )
-    return variant(Composed, made, name="composed")
+    given = {"temperature": temperature, "correlation": correlation, "noise": noise}
+    return variant(Composed, fald(local_steps=local_steps, step_size=step_size, **given), name="composed")

@@ -17,7 +17,7 @@ Wang and Xing, "Asymptotically exact, embarrassingly parallel MCMC", UAI 2014.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 
 import jax
@@ -34,16 +34,10 @@ from fald.problem.data import FederatedData
 from fald.problem.model import Model
 
 
-class _Memory(NamedTuple):
+class _LocalChain(NamedTuple):
     position: jax.Array
     mean: jax.Array
     weight: jax.Array  # W_c
-
-
-class _State(NamedTuple):
-    position: jax.Array
-    mean: jax.Array  # of the product of the fitted Gaussians
-    weight: jax.Array  # Σ_c W_c
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +64,13 @@ class Consensus(Peer):
             )
         return self
 
-    def init(self, position: jax.Array) -> tuple[_State, _Memory]:
-        """Nothing known yet; the local chain, and no fit yet."""
+    def init(self, position: jax.Array) -> tuple[jax.Array, _LocalChain]:
+        """The local chain starts where the server does, without a fit."""
         unit = jnp.eye(position.shape[0], dtype=position.dtype)
-        return _State(position, position, unit), _Memory(position, position, unit)
+        return position, _LocalChain(position, position, unit)
 
-    def broadcast(self, state: _State) -> jax.Array:
-        """Only the start is ever used."""
-        return state.position
-
-    def _walk(self, hyper, local: Local, start: jax.Array, first, steps, visit, carry):
-        """Local Langevin steps from ``start``; ``visit(carry, θ)`` sees every one."""
+    def _walk(self, hyper, local: Local, start, steps, *, visit=lambda carry, theta: carry, carry=()):
+        """Local Langevin steps, numbered ``steps``, from ``start``; ``visit(carry, θ)`` sees every one."""
 
         def grad(theta, k):
             prior = local.prior_grad(theta)
@@ -94,32 +84,33 @@ class Consensus(Peer):
             theta = theta + scale * normals(local.own_key, k, theta.shape[0])
             return theta, visit(carry, theta)
 
-        return jax.lax.fori_loop(first, first + steps, step, (start, carry))
+        return jax.lax.fori_loop(steps[0], steps[1], step, (start, carry))
 
-    def _fit(self, hyper, local: Local, start: jax.Array) -> _Memory:
+    def _fit(self, hyper, local: Local, start: jax.Array) -> _LocalChain:
         """Burn in, then estimate mean and covariance of the subposterior."""
-        theta, _ = self._walk(hyper, local, start, 0, self.num_burn, lambda carry, _: carry, ())
-        middle = theta  # sums around a point of the chain, so that float32 does not cancel
+        middle, _ = self._walk(hyper, local, start, (0, self.num_burn))
+        # sums are taken around this point of the chain, so that float32 does not cancel
 
         def visit(sums, theta):
             first, second = sums
             apart = theta - middle
             return first + apart, second + jnp.outer(apart, apart)
 
-        zeros = (jnp.zeros_like(theta), jnp.zeros((*theta.shape, *theta.shape), theta.dtype))
-        theta, (first, second) = self._walk(hyper, local, theta, self.num_burn, self.num_fit, visit, zeros)
+        zeros = jnp.zeros_like(middle), jnp.zeros_like(middle, shape=2 * middle.shape)
+        steps = self.num_burn, self.num_burn + self.num_fit
+        theta, (first, second) = self._walk(hyper, local, middle, steps, visit=visit, carry=zeros)
         shift = first / self.num_fit
         covariance = (second - self.num_fit * jnp.outer(shift, shift)) / (self.num_fit - 1)
         # energies are divided by the temperature nowhere, so W_c is that of the tempered subposterior
-        return _Memory(theta, middle + shift, jnp.linalg.inv(covariance))
+        return _LocalChain(theta, middle + shift, jnp.linalg.inv(covariance))
 
-    def client_update(self, hyper, local: Local, message: jax.Array, memory: _Memory):
+    def client_update(self, hyper, local: Local, message: jax.Array, memory: _LocalChain):
         """Fit in the first round; then K steps to the next draw, which the parametric form does not need."""
         first = local.round == 0  # the same in all chains
         memory = jax.lax.cond(first, lambda: self._fit(hyper, local, message), lambda: memory)
         steps = 0 if self.parametric else hyper["local_steps"]
         begin = self.num_burn + self.num_fit
-        theta, _ = self._walk(hyper, local, memory.position, begin, steps, lambda carry, _: carry, ())
+        theta, _ = self._walk(hyper, local, memory.position, (begin, begin + steps))
         dim, once = theta.shape[0], jnp.where(first, 1, 0)
         sent = once * (dim * self.parametric + triangle(dim)) + dim * (not self.parametric)
         spent = Spent(once, numbers_as_bytes(sent), 0, once * begin + steps)
@@ -127,15 +118,15 @@ class Consensus(Peer):
         upload = Upload(theta, local.energy(theta, 0), (memory.weight, pull), spent)
         return upload, memory._replace(position=theta)
 
-    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
+    def server_update(self, hyper, state: jax.Array, uploads: Upload, server: Server):
         """Combine; nothing is broadcast."""
         weight, pull = (part.sum(0) for part in uploads.extra)
         mean = jnp.linalg.solve(weight, pull)
         if not self.parametric:
-            return _State(mean, mean, weight)
+            return mean
         root = jnp.linalg.cholesky(weight)
         noise = jax.scipy.linalg.solve_triangular(root.T, normals(server.noise_key, 0, mean.shape[0]))
-        return _State(mean + noise, mean, weight)
+        return mean + noise
 
 
 def consensus(
@@ -195,12 +186,5 @@ def consensus_parametric(
     >>> consensus_parametric(step_size=1e-3).name
     'consensus-parametric'
     """
-    return Consensus(
-        step_size=step_size,
-        temperature=temperature,
-        batch_size=batch_size,
-        num_burn=check_count("num-burn", num_burn, 0),
-        num_fit=check_count("num-fit", num_fit, 2),
-        parametric=True,
-        name="consensus-parametric",
-    )
+    given = {"num_burn": num_burn, "num_fit": num_fit, "temperature": temperature, "batch_size": batch_size}
+    return replace(consensus(step_size=step_size, **given), parametric=True, name="consensus-parametric")

@@ -69,6 +69,7 @@ class DESGLD(Peer):
     name: str = "de-sgld"
 
     reveals = Reveals()
+    meets = "node"
 
     def prepare(self, model: Model, data: FederatedData, answers: Answers) -> Self:
         """Every client is a node."""

@@ -25,6 +25,7 @@ class DSGLD(FALD):
 
     reveals = Reveals()  # of one client a round: a sum over it would hide nothing
     participation = with_replacement(1)  # with probability p_c
+    meets = "client"
 
 
 def dsgld(
@@ -42,11 +43,5 @@ def dsgld(
     >>> dsgld(local_steps=10, step_size=1e-3).participation.num_participants
     1
     """
-    made = fald(
-        local_steps=local_steps,
-        step_size=step_size,
-        temperature=temperature,
-        batch_size=batch_size,
-        name="dsgld",
-    )
-    return variant(DSGLD, made)
+    given = {"temperature": temperature, "batch_size": batch_size}
+    return variant(DSGLD, fald(local_steps=local_steps, step_size=step_size, **given), name="dsgld")

@@ -8,7 +8,7 @@ compression", 2023.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -16,12 +16,12 @@ import jax.numpy as jnp
 
 from fald.core.reveals import Reveals
 from fald.langevin.client import Local
-from fald.langevin.compressors import Compressor, TopK, send, top_k
+from fald.langevin.compressors import Compressor, send, top_k
 from fald.langevin.method import Peer, Spent, Upload
 from fald.langevin.server import Server, average, diffusion
 
 
-class _State(NamedTuple):
+class _ElfState(NamedTuple):
     position: jax.Array
     seen: jax.Array  # w, what clients know of x
     gradient: jax.Array  # Σ_c p_c g_c
@@ -32,17 +32,17 @@ class _State(NamedTuple):
 class Elf(Peer):
     """The method; made by ``elf``."""
 
-    compressor: Compressor = field(default_factory=TopK)
+    compressor: Compressor
     name: str = "elf"
 
     reveals = Reveals(("quantised", "value", "quantised"))
 
-    def init(self, position: jax.Array) -> tuple[_State, jax.Array]:
+    def init(self, position: jax.Array) -> tuple[_ElfState, jax.Array]:
         """Clients know the start; each keeps g_c."""
         zero = jnp.zeros_like(position)
-        return _State(position, position, zero, jnp.zeros((), jnp.int32)), zero
+        return _ElfState(position, position, zero, jnp.zeros((), jnp.int32)), zero
 
-    def client_update(self, hyper, local: Local, message: _State, memory: jax.Array):
+    def client_update(self, hyper, local: Local, message: _ElfState, memory: jax.Array):
         """What the server does not know of the gradient, compressed."""
         news, sent = send(self.compressor, local.choice_key, local.grad(message.seen, 0) - memory)
         known = memory + news
@@ -50,13 +50,13 @@ class Elf(Peer):
         spent = Spent(1, sent, message.down, 1)
         return Upload(where, local.energy(message.seen, 0), news, spent), known
 
-    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
+    def server_update(self, hyper, state: _ElfState, uploads: Upload, server: Server):
         """A step, and what clients get to know of it."""
         gradient = state.gradient + average(uploads.extra, server.weights)
         noise = diffusion(server, gradient.shape[0], hyper["step_size"], hyper["temperature"])
         position = state.position - hyper["step_size"] * gradient + noise
         news, sent = send(self.compressor, server.choice_key, position - state.seen)
-        return _State(position, state.seen + news, gradient, sent)
+        return _ElfState(position, state.seen + news, gradient, sent)
 
 
 def elf(*, step_size: float, fraction: float = 0.25, temperature: float = 1.0) -> Elf:

@@ -23,7 +23,7 @@ from fald.problem.data import FederatedData
 from fald.problem.model import Model
 
 
-class _State(NamedTuple):
+class _LaplaceState(NamedTuple):
     position: jax.Array  # the draw
     point: jax.Array  # where clients are asked next
     best: jax.Array
@@ -58,14 +58,14 @@ class Laplace(Peer):
         """There is no step size."""
         return {k: v for k, v in super().settings().items() if k not in ("step_size", "batch_size")}
 
-    def init(self, position: jax.Array) -> tuple[_State, tuple[()]]:
+    def init(self, position: jax.Array) -> tuple[_LaplaceState, tuple[()]]:
         """Ask at the start."""
         zero = jnp.zeros_like(position)
         root = jnp.zeros((*position.shape, *position.shape), position.dtype)
         most = jnp.asarray(jnp.finfo(position.dtype).max, position.dtype)
-        return _State(position, position, position, most, zero, jnp.ones((), position.dtype), root), ()
+        return _LaplaceState(position, position, position, most, zero, jnp.ones((), position.dtype), root), ()
 
-    def broadcast(self, state: _State) -> jax.Array:
+    def broadcast(self, state: _LaplaceState) -> jax.Array:
         """The point to look at."""
         return state.point
 
@@ -86,7 +86,7 @@ class Laplace(Peer):
         spent = Spent(once, sent, numbers_as_bytes(once * dim), 0, once * (1 + dim))
         return Upload(message, energy, (gradient, hessian), spent), memory
 
-    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
+    def server_update(self, hyper, state: _LaplaceState, uploads: Upload, server: Server):
         """A damped Newton step while it runs; then only the draw changes."""
         energy = jnp.sum(server.weights * uploads.energy)
         gradient, hessian = (
@@ -102,7 +102,7 @@ class Laplace(Peer):
             root = (vectors / size[:, None] / jnp.sqrt(values)) @ vectors.T
             better = (energy < state.energy) & jnp.all(jnp.isfinite(root)) & jnp.isfinite(energy)
             move, length = -root @ (root.T @ gradient), jnp.ones_like(energy)
-            there = _State(state.point, state.point, state.point, energy, move, length, root)
+            there = _LaplaceState(state.point, state.point, state.point, energy, move, length, root)
             back = state._replace(length=state.length / 4)
             chosen = jax.tree.map(lambda a, b: jnp.where(better, a, b), there, back)
             return chosen._replace(point=chosen.best + chosen.length * chosen.move)

@@ -8,7 +8,7 @@ Reference: Sun, Salim and Richtárik, "Federated learning with a sampling algori
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ from fald.langevin.method import Peer, Spent, Upload, numbers_as_bytes
 from fald.langevin.server import Server, average, diffusion
 
 
-class _State(NamedTuple):
+class _MarinaState(NamedTuple):
     position: jax.Array
     gradient: jax.Array
     whole: jax.Array  # whether whole gradients are asked for
@@ -33,19 +33,19 @@ class _State(NamedTuple):
 class Marina(Peer):
     """The method; made by ``marina``."""
 
-    compressor: Compressor = field(default_factory=Compressor)
+    compressor: Compressor
     probability: float = 0.2
     name: str = "marina"
 
     reveals = Reveals(("position", "value", "gradient"))
     _numbers = ("step_size", "temperature", "probability")
 
-    def init(self, position: jax.Array) -> tuple[_State, jax.Array]:
+    def init(self, position: jax.Array) -> tuple[_MarinaState, jax.Array]:
         """Ask for whole gradients first; a client keeps its last gradient."""
         zero = jnp.zeros_like(position)
-        return _State(position, zero, jnp.ones((), bool)), zero
+        return _MarinaState(position, zero, jnp.ones((), bool)), zero
 
-    def client_update(self, hyper, local: Local, message: _State, memory: jax.Array):
+    def client_update(self, hyper, local: Local, message: _MarinaState, memory: jax.Array):
         """The gradient, whole or as a compressed difference to the last one."""
         theta, before, whole = message
         gradient = local.grad(theta, 0)
@@ -56,13 +56,13 @@ class Marina(Peer):
         where = theta - hyper["step_size"] * (news + jnp.where(whole, 0, before))
         return Upload(where, local.energy(theta, 0), news, spent), gradient
 
-    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
+    def server_update(self, hyper, state: _MarinaState, uploads: Upload, server: Server):
         """A step, and the coin for the next round."""
         news = average(uploads.extra, server.weights)
         gradient = jnp.where(state.whole, news, state.gradient + news)
         noise = diffusion(server, gradient.shape[0], hyper["step_size"], hyper["temperature"])
         position = state.position - hyper["step_size"] * gradient + noise
-        return _State(position, gradient, uniforms(server.choice_key, 0, 1)[0] < hyper["probability"])
+        return _MarinaState(position, gradient, uniforms(server.choice_key, 0, 1)[0] < hyper["probability"])
 
 
 def marina(

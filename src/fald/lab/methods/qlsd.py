@@ -10,7 +10,7 @@ Bayesian federated learning", AISTATS 2022.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import jax
 
@@ -25,7 +25,7 @@ from fald.langevin.server import Server, average, diffusion
 class QLSD(Peer):
     """The method; made by ``qlsd``."""
 
-    compressor: Compressor = field(default_factory=Compressor)
+    compressor: Compressor
     name: str = "qlsd"
 
     reveals = Reveals(("quantised", "value"), sums=True)

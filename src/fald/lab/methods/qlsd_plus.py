@@ -10,7 +10,7 @@ Reference: Vono, Plassier, Durmus, Dieuleveut and Moulines, "QLSD", AISTATS 2022
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -24,12 +24,12 @@ from fald.langevin.method import Peer, Spent, Upload, numbers_as_bytes
 from fald.langevin.server import Server, diffusion, total
 
 
-class _State(NamedTuple):
+class _QLSDState(NamedTuple):
     position: jax.Array
     memory: jax.Array  # Σ_c E[w_c] m_c, over all clients
 
 
-class _Memory(NamedTuple):
+class _QLSDMemory(NamedTuple):
     memory: jax.Array  # m_c, in the scale of H_c
     reference: jax.Array  # w
     gradient: jax.Array  # ∇f^c(w)
@@ -40,7 +40,7 @@ class _Memory(NamedTuple):
 class QLSDPlus(Peer):
     """The method; made by ``qlsd_plus``."""
 
-    compressor: Compressor = field(default_factory=Compressor)
+    compressor: Compressor
     refresh: int = 100
     name: str = "qlsd++"
 
@@ -48,16 +48,16 @@ class QLSDPlus(Peer):
     participation = "any"
     all_rows = True  # for exact gradients between the stochastic ones
 
-    def init(self, position: jax.Array) -> tuple[_State, _Memory]:
+    def init(self, position: jax.Array) -> tuple[_QLSDState, _QLSDMemory]:
         """No memory yet, and no reference."""
         zero = jnp.zeros_like(position)
-        return _State(position, zero), _Memory(zero, zero, zero, jnp.full((), -1, jnp.int32))
+        return _QLSDState(position, zero), _QLSDMemory(zero, zero, zero, jnp.full((), -1, jnp.int32))
 
-    def broadcast(self, state: _State) -> jax.Array:
+    def broadcast(self, state: _QLSDState) -> jax.Array:
         """The position travels."""
         return state.position
 
-    def _gradient(self, local: Local, theta: jax.Array, kept: _Memory):
+    def _gradient(self, local: Local, theta: jax.Array, kept: _QLSDMemory):
         """∇f^c or its SVRG estimate, the new reference, and the gradients that it took."""
         if self.batch_size is None:
             return local.grad(theta, 0), kept, Spent(batch_gradients=1)
@@ -68,10 +68,10 @@ class QLSDPlus(Peer):
             stale, lambda: (theta, local.full_grad(theta)), lambda: (kept.reference, kept.gradient)
         )
         estimate = local.grad(theta, 0) - local.grad(reference, 0) + gradient
-        kept = _Memory(kept.memory, reference, gradient, period)
+        kept = _QLSDMemory(kept.memory, reference, gradient, period)
         return estimate, kept, Spent(batch_gradients=2, full_gradients=jnp.where(stale, 1, 0))
 
-    def client_update(self, hyper, local: Local, message: jax.Array, memory: _Memory):
+    def client_update(self, hyper, local: Local, message: jax.Array, memory: _QLSDMemory):
         """What the memory does not know of the gradient, compressed."""
         estimate, memory, worked = self._gradient(local, message, memory)
         news, sent = send(
@@ -84,13 +84,13 @@ class QLSDPlus(Peer):
         upload = Upload(where, local.energy(message, 0), (news, local.chance * learned), spent)
         return upload, memory._replace(memory=memory.memory + learned)
 
-    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
+    def server_update(self, hyper, state: _QLSDState, uploads: Upload, server: Server):
         """A step along the memories of all and the news of the participants."""
         news, learned = uploads.extra
         gradient = state.memory + jnp.sum(server.weights[:, None] * news, axis=0)
         noise = diffusion(server, gradient.shape[0], hyper["step_size"], hyper["temperature"])
         position = state.position - hyper["step_size"] * gradient + noise
-        return _State(position, state.memory + total(learned, server.weights))
+        return _QLSDState(position, state.memory + total(learned, server.weights))
 
 
 def qlsd_plus(

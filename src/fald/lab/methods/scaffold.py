@@ -32,7 +32,7 @@ from fald.langevin.noise import NoiseScale
 from fald.langevin.server import Server, average, total
 
 
-class _State(NamedTuple):
+class _ScaffoldState(NamedTuple):
     position: jax.Array
     control: jax.Array  # h̄
     moving: jax.Array  # option I: whether this round takes local steps
@@ -50,12 +50,12 @@ class ScaffoldI(FALD):
         """Uploads say it: rounds of gradients and rounds of steps differ."""
         return Cost()
 
-    def init(self, position: jax.Array) -> tuple[_State, jax.Array]:
+    def init(self, position: jax.Array) -> tuple[_ScaffoldState, jax.Array]:
         """Ask for gradients first; a client keeps h_c."""
         zero = jnp.zeros_like(position)
-        return _State(position, zero, jnp.zeros((), bool)), zero
+        return _ScaffoldState(position, zero, jnp.zeros((), bool)), zero
 
-    def client_update(self, hyper, local: Local, message: _State, memory: jax.Array):
+    def client_update(self, hyper, local: Local, message: _ScaffoldState, memory: jax.Array):
         """The gradient at the broadcast position, or K corrected steps."""
         start, control, moving = message
         h = jnp.where(moving, memory, local.full_grad(start))
@@ -66,11 +66,11 @@ class ScaffoldI(FALD):
         spent = Spent(1, sent, sent, steps, jnp.where(moving, 0, 1))
         return Upload(theta, local.energy(start, 0), h, spent), h
 
-    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
+    def server_update(self, hyper, state: _ScaffoldState, uploads: Upload, server: Server):
         """Average what was asked for, and ask for the other."""
         control = jnp.where(state.moving, state.control, average(uploads.extra, server.weights))
         position = jnp.where(state.moving, average(uploads.position, server.weights), state.position)
-        return _State(position, control, ~state.moving)
+        return _ScaffoldState(position, control, ~state.moving)
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class ScaffoldII(FALD):
         """θ and h̄ down, β^c up: the server can work out h_c from it."""
         return Cost(Spent(1, numbers_as_bytes(dim), numbers_as_bytes(2 * dim), self.local_steps))
 
-    def init(self, position: jax.Array) -> tuple[_State, jax.Array]:
+    def init(self, position: jax.Array) -> tuple[_ScaffoldState, jax.Array]:
         """Controls start at zero; a client keeps h_c."""
         zero = jnp.zeros_like(position)
-        return _State(position, zero, jnp.ones((), bool)), zero
+        return _ScaffoldState(position, zero, jnp.ones((), bool)), zero
 
-    def client_update(self, hyper, local: Local, message: _State, memory: jax.Array):
+    def client_update(self, hyper, local: Local, message: _ScaffoldState, memory: jax.Array):
         """K corrected steps; what they moved is the next control."""
         start, control, _ = message
         corrected = local._replace(grad=lambda theta, k: local.grad(theta, k) - memory + control)
@@ -96,10 +96,10 @@ class ScaffoldII(FALD):
         change = (start - theta) / (hyper["local_steps"] * hyper["step_size"]) - control
         return Upload(theta, local.energy(start, 0), local.share * change), memory + change
 
-    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
+    def server_update(self, hyper, state: _ScaffoldState, uploads: Upload, server: Server):
         """Average the positions, and keep h̄ = Σ_c p_c h_c over all clients, present or not."""
         control = state.control + total(uploads.extra, server.weights)
-        return _State(average(uploads.position, server.weights), control, state.moving)
+        return _ScaffoldState(average(uploads.position, server.weights), control, state.moving)
 
 
 def scaffold(
@@ -136,15 +136,8 @@ def scaffold(
         raise ConfigError(f"option must be 1 or 2; got {option!r}")
     if callable(step_size):
         raise ConfigError("scaffold needs a constant step-size", hint="schedules work with fald and sgld")
-    made = fald(
-        local_steps=local_steps,
-        step_size=step_size,
-        temperature=temperature,
-        correlation=correlation,
-        noise=noise,
-        batch_size=batch_size,
-        name=f"scaffold-{option}",
-    )
+    given = {"temperature": temperature, "correlation": correlation, "noise": noise, "batch_size": batch_size}
+    made = fald(local_steps=local_steps, step_size=step_size, name=f"scaffold-{option}", **given)
     return variant(ScaffoldI if option == 1 else ScaffoldII, made)
 
 

@@ -31,7 +31,7 @@ from fald.langevin.server import Server, average
 _MOST_STEPS = 1_000_000
 
 
-class _State(NamedTuple):
+class _VRState(NamedTuple):
     position: jax.Array  # X̄
     anchor: jax.Array  # Y
     gradient: jax.Array  # Σ_j ∇U_j(Y)
@@ -53,15 +53,16 @@ class VRFALD(Peer):
     _numbers = ("step_size", "temperature", "sync", "refresh", "correlation")
 
     reveals = Reveals(("position", "value", "gradient"))
+    meets = "node"
     all_rows = True  # for exact gradients between the stochastic ones
 
-    def init(self, position: jax.Array) -> tuple[_State, jax.Array]:
+    def init(self, position: jax.Array) -> tuple[_VRState, jax.Array]:
         """Ask for gradients at the start; a client keeps X_c."""
         yes, no = jnp.ones((), bool), jnp.zeros((), bool)
         zero, one = jnp.zeros_like(position), jnp.ones((), jnp.int32)
-        return _State(position, position, zero, one, yes, yes, no), position
+        return _VRState(position, position, zero, one, yes, yes, no), position
 
-    def client_update(self, hyper, local: Local, message: _State, memory: jax.Array):
+    def client_update(self, hyper, local: Local, message: _VRState, memory: jax.Array):
         """Steps up to the next event, or the gradient at the new Y."""
         start = jnp.where(message.sync, message.position, memory)
         own = local.num_clients * local.share  # N ∇U_c = own · ∇f^c
@@ -90,7 +91,7 @@ class VRFALD(Peer):
         )
         return Upload(x, local.energy(message.position, 0), gradient, spent), x
 
-    def server_update(self, hyper, state: _State, uploads: Upload, server: Server):
+    def server_update(self, hyper, state: _VRState, uploads: Upload, server: Server):
         """The mean, which event ended the round, and how long the next one is."""
         no = jnp.zeros((), bool)
         first, second = uniforms(server.choice_key, 0, 2)
@@ -104,7 +105,7 @@ class VRFALD(Peer):
         mean = jnp.mean(uploads.position, axis=0)
         event = second * either  # uniform over: sync alone, both, refresh alone
         synced, renews = event < sync, event >= sync - sync * refresh
-        after_steps = _State(
+        after_steps = _VRState(
             mean, jnp.where(renews, mean, state.anchor), state.gradient, steps, synced, renews, no
         )
         return jax.tree.map(lambda a, b: jnp.where(state.renew, a, b), after_gradients, after_steps)

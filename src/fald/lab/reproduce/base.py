@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -37,7 +38,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Findings:
     """What a panel measured: every plotted point, the verdicts, and further facts for the record."""
 
     table: Table
@@ -46,7 +47,7 @@ class Outcome:
 
 
 @dataclass
-class Run:
+class PanelRun:
     """What the function of a panel works with.
 
     ``settings`` are those of the chosen size. ``cache`` is a folder for parts of the work that are worth
@@ -59,10 +60,11 @@ class Run:
     cache: Path
     progress: bool = True
 
-    def begin(self, total: int, label: str) -> Meter:
+    @contextmanager
+    def begin(self, total: int, label: str) -> Iterator[Meter]:
         """A display of the progress of this panel."""
-        display = Progress(max(1, int(total)), 0, self.progress, unit="local step", task=self.name)
-        return Meter(display, label)
+        with Progress(max(1, int(total)), 0, self.progress, unit="local step", task=self.name) as display:
+            yield Meter(display, label)
 
 
 class Meter:
@@ -70,13 +72,6 @@ class Meter:
 
     def __init__(self, display: Progress, label: str):
         self.display, self.label, self.done, self._lock = display, label, 0, threading.Lock()
-
-    def __enter__(self) -> Meter:
-        self.display.__enter__()
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self.display.__exit__(*exception)
 
     def add(self, steps: int, value: float) -> None:
         """Count steps that are done, or that turned out not to be needed."""
@@ -92,7 +87,7 @@ class Panel:
     """One experiment of the collection."""
 
     name: str
-    measure: Callable[[Run], Outcome]
+    measure: Callable[[PanelRun], Findings]
     draw: Callable[[Table, Mapping[str, Any]], Figure]
 
 

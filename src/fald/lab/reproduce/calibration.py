@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fald.lab.reproduce import plots
-from fald.lab.reproduce.base import Meter, Outcome, Run, Table, Verdict, frame
+from fald.lab.reproduce.base import Findings, Meter, PanelRun, Table, Verdict, frame
 from fald.lab.reproduce.images import (
-    Chain,
+    ImageChain,
     chain_settings,
     each_chain,
     image_model,
@@ -19,7 +19,7 @@ from fald.lab.reproduce.images import (
     rows,
     tune,
 )
-from fald.lab.reproduce.scores import auroc, entropy, scores
+from fald.lab.reproduce.scores import auroc, entropy, paired, scores
 from fald.study import datasets
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _TRAINED, _FOREIGN = "mnist", "fashion-mnist"
 _METHODS = {"fa-ld": "posterior (FA-LD)", "fedavg": "point estimate (FedAvg)"}
+_SHORT = {"fa-ld": "FA-LD", "fedavg": "FedAvg"}
 _BETTER = {"accuracy": 1, "brier": -1, "ece": -1, "auroc": 1}
 _WORDS = {
     "accuracy": "is more accurate",
@@ -36,7 +37,7 @@ _WORDS = {
 }
 
 
-def _work(chain: Chain, meter: Meter, stopped: Any) -> dict[str, Any]:
+def _work(chain: ImageChain, meter: Meter, stopped: Any) -> dict[str, Any]:
     """Scores of one chain: averaged predictions after the warm-up, or the last iterate of an optimiser."""
     model = image_model(chain.prior_scale)
     known, labels = rows(chain, "test")
@@ -62,20 +63,20 @@ def _work(chain: Chain, meter: Meter, stopped: Any) -> dict[str, Any]:
     }
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: PanelRun) -> Findings:
     """Both methods with the same K, the same tuned step size and the same seeds."""
     s = run.settings
     K = s["compared-local-steps"]
     eta = tune(run, _TRAINED, s["local-steps"])[K]["step-size"]
     common = {**chain_settings(s)}
     chains = {
-        (method, run.seed + i): Chain(
+        (method, run.seed + i): ImageChain(
             _TRAINED, K, eta, s["num-rounds"], s["num-warmup"], run.seed + i, "test",
             **{**common, "temperature": common["temperature"] if method == "fa-ld" else 0.0},
         )
         for method in _METHODS for i in range(s["num-seeds"])
     }  # fmt: skip
-    results = each_chain(run, list(chains.values()), "energy", _work, "calibration")
+    results = each_chain(run, list(chains.values()), "energy", work=_work, kind="calibration")
     lines, bars = [], []
     for (method, seed), result in zip(chains, results):
         for where in ("known", "foreign"):
@@ -89,7 +90,7 @@ def measure(run: Run) -> Outcome:
             for q, v in result.items()
         ]
     table = frame(lines + bars)
-    return Outcome(table, [_verdict(table, q) for q in _BETTER], {"step-size": eta, "local-steps": K})
+    return Findings(table, [_verdict(table, q) for q in _BETTER], {"step-size": eta, "local-steps": K})
 
 
 def _values(table: Table, quantity: str) -> Table:
@@ -97,22 +98,17 @@ def _values(table: Table, quantity: str) -> Table:
 
 
 def _verdict(table: Table, quantity: str) -> Verdict:
-    from scipy.stats import t
-
     values = _values(table, quantity)
-    gap = _BETTER[quantity] * (values["fa-ld"] - values["fedavg"])
-    count = len(gap)
-    limits = float(t.ppf(0.975, count - 1) * gap.std() / np.sqrt(count)) if count > 1 else float("inf")
-    word = "better" if gap.mean() >= 0 else "worse"
-    said = f"posterior {values['fa-ld'].mean():.4f}, point estimate {values['fedavg'].mean():.4f}; " + (
+    gap, limits = paired(_BETTER[quantity] * (values["fa-ld"] - values["fedavg"]))
+    word = "better" if gap >= 0 else "worse"
+    told = (
         "one seed"
-        if count < 2
-        else f"the posterior is {word} by {abs(gap.mean()):.4f} (95% limits ±{limits:.4f})"
+        if np.isinf(limits)
+        else f"the posterior is {word} by {abs(gap):.4f} (95% limits ±{limits:.4f})"
     )
-    holds = None if abs(gap.mean()) <= limits else bool(gap.mean() > 0)
-    return Verdict.of(
-        f"Trained on MNIST, the posterior {_WORDS[quantity]} than the FedAvg point", said, holds
-    )
+    said = f"posterior {values['fa-ld'].mean():.4f}, point estimate {values['fedavg'].mean():.4f}; {told}"
+    claim = f"Trained on MNIST, the posterior {_WORDS[quantity]} than the FedAvg point"
+    return Verdict.of(claim, said, None if abs(gap) <= limits else gap > 0)
 
 
 def draw(table: Table, record: Mapping[str, Any]) -> Figure:
@@ -125,7 +121,7 @@ def draw(table: Table, record: Mapping[str, Any]) -> Figure:
             low, mean, high = values[method].min(), values[method].mean(), values[method].max()
             ax.errorbar(i, mean, [[mean - low], [high - mean]], color=color, marker=marker, capsize=4)
         ax.set_xlim(-0.6, 1.6)
-        ax.set_xticks([0, 1], ["FA-LD", "FedAvg"])
+        ax.set_xticks([0, 1], list(_SHORT.values()))
         ax.set_title({"accuracy": "accuracy", "brier": "Brier score", "ece": "calibration error"}[quantity])
         ax.ticklabel_format(axis="y", useOffset=False)
     ax = axes[0, 3]
@@ -135,9 +131,7 @@ def draw(table: Table, record: Mapping[str, Any]) -> Figure:
         for where, dash in (("known", "-"), ("foreign", (0, (1, 1)))):
             part = bars[(bars["method"] == method) & (bars["images"] == where)]
             share = part.groupby("quantity", sort=False)["value"].mean().to_numpy()
-            name = (
-                f"{'FA-LD' if method == 'fa-ld' else 'FedAvg'}, {'MNIST' if where == 'known' else 'Fashion'}"
-            )
+            name = f"{_SHORT[method]}, {'MNIST' if where == 'known' else 'Fashion'}"
             ax.stairs(share, edges, color=plots.look(i).color, linestyle=dash, label=name)
     ax.set_title("entropy")
     ax.set_xlabel("nats")

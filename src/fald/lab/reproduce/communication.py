@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fald.lab.reproduce import plots
-from fald.lab.reproduce.base import Meter, Outcome, Run, Table, Verdict, frame, joined
-from fald.langevin.engine import Problem
+from fald.lab.reproduce.base import Findings, Meter, PanelRun, Table, Verdict, frame, joined
+from fald.lab.reproduce.simulations import along
+from fald.langevin.engine import Assignment
 from fald.langevin.fald import fald
-from fald.langevin.inprocess import InProcess
 from fald.problem.data import FederatedData
 from fald.problem.models import Model, logistic_regression
 from fald.settings.participation import full
@@ -91,36 +91,29 @@ def error(problem: Regression, mean: np.ndarray, sd: np.ndarray) -> float:
     return float(max(np.abs((mean - problem.mean) / problem.sd).max(), np.abs(sd / problem.sd - 1).max()))
 
 
-def _positions(run: Run, problem: Regression, method: Any, chains: int, rounds: int, meter: Meter):
-    key = jax.random.fold_in(jax.random.key(run.seed), method.local_steps)
-    asked = Problem(key, problem.model, problem.data, method, full(), chains, 0, 1)
-    engine = InProcess()
-    state = engine.init(asked, jnp.zeros((chains, problem.model.dim)))
-    while state.round < rounds:
-        size = min(rounds - state.round, max(1, 200 // method.local_steps), engine.most_rounds(asked, state))
-        state, records, energy = engine.advance(asked, state, size)
-        meter.add(size * method.local_steps, energy)
-        yield from np.asarray(records.position, float)
-
-
-def _curve(run: Run, problem: Regression, name: str, eta: float, meter: Meter) -> list[tuple[int, float]]:
+def _curve(
+    run: PanelRun, problem: Regression, name: str, *, eta: float, meter: Meter
+) -> list[tuple[int, float]]:
     """(round, error) along a run; the curvature for the Laplace approximation costs one round more."""
-    s = run.settings
-    K = 1 if name == "sgld" else s["local-steps"]
-    rounds = s["num-rounds"]
-    if name == "laplace":
-        method = fald(local_steps=K, step_size=eta, temperature=0.0)
-        found = []
-        for r, (theta,) in enumerate(_positions(run, problem, method, 1, rounds, meter)):
-            sd = np.sqrt(np.diag(np.linalg.inv(curvature(theta, problem.design))))
-            found.append((r + 2, error(problem, theta, sd)))
-        return found
-    method = fald(local_steps=K, step_size=eta)
-    draws = _positions(run, problem, method, s["num-runs"], rounds, meter)
-    return [(r + 1, error(problem, at.mean(0), at.std(0, ddof=1))) for r, at in enumerate(draws)]
+    s, laplace = run.settings, name == "laplace"
+    K, chains = 1 if name == "sgld" else s["local-steps"], 1 if laplace else s["num-runs"]
+    method = fald(local_steps=K, step_size=eta, temperature=0.0 if laplace else 1.0)
+    key = jax.random.fold_in(jax.random.key(run.seed), K)
+    asked = Assignment(key, problem.model, problem.data, method, full(), chains, 0, 1)
+    start = jnp.zeros((chains, problem.model.dim))
+    found: list[tuple[int, float]] = []
+    for _, newest, energy in along(asked, start, s["num-rounds"], max(1, 200 // K)):
+        meter.add(len(newest) * K, energy)
+        for at in newest:
+            if laplace:
+                sd = np.sqrt(np.diag(np.linalg.inv(curvature(at[0], problem.design))))
+            else:
+                sd = at.std(0, ddof=1)
+            found.append((len(found) + 1 + laplace, error(problem, at.mean(0), sd)))
+    return found
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: PanelRun) -> Findings:
     """Error of each method against rounds, on a trial and on equal sites; every step size of its grid."""
     s = run.settings
     problems = {name: regression(name, s) for name in s["problems"]}
@@ -129,22 +122,16 @@ def measure(run: Run) -> Outcome:
     parts = []
     with run.begin(steps, "energy") as meter:
         for p, m, eta in plan:
-            found = np.array(_curve(run, problems[p], m, eta, meter))
-            parts.append(
-                frame({"round": found[:, 0].astype(int), "error": found[:, 1]}).assign(
-                    problem=p, method=m, step_size=eta
-                )
-            )
-    table = joined(parts)[["problem", "method", "step_size", "round", "error"]]
+            rounds, errors = zip(*_curve(run, problems[p], m, eta=eta, meter=meter))
+            about = {"problem": p, "method": m, "step_size": eta}
+            parts.append(frame({**about, "round": rounds, "error": errors}))
+    table = joined(parts)
     best = {p: {m: _best(table, p, m, s["tolerance"]) for m in _METHODS} for p in problems}
     verdicts = [v for p in problems for v in _verdicts(p, best[p], s)]
-    facts = {
-        "effective reference draws": {p: round(problem.effective) for p, problem in problems.items()},
-        "best": {
-            p: {m: dict(zip(("step-size", "rounds", "last"), best[p][m])) for m in _METHODS} for p in best
-        },
-    }
-    return Outcome(table, verdicts, facts)
+    named = {p: {m: dict(zip(("step-size", "rounds", "last"), best[p][m])) for m in _METHODS} for p in best}
+    effective = {p: round(problem.effective) for p, problem in problems.items()}
+    facts = {"effective reference draws": effective, "best": named}
+    return Findings(table, verdicts, facts)
 
 
 def _best(table: Table, problem: str, method: str, tolerance: float) -> tuple[float, int | None, float]:
@@ -174,9 +161,7 @@ def _verdicts(problem: str, best: Mapping[str, Any], s: Mapping[str, Any]) -> li
         return f"{_METHODS[method]} {reached} (η = {eta:g}, error at the end {last:.2f})"
 
     ours, theirs, laplace = (best[m][1] for m in ("fa-ld", "sgld", "laplace"))
-    fewer = (
-        None if ours is None and theirs is None else theirs is None or (ours is not None and ours < theirs)
-    )
+    fewer = _before(ours, theirs) if ours is not None or theirs is not None else None
     return [
         Verdict.of(
             f"{where}: FA-LD needs fewer rounds than SGLD to an error of {tolerance:g} posterior sd",
@@ -186,9 +171,14 @@ def _verdicts(problem: str, best: Mapping[str, Any], s: Mapping[str, Any]) -> li
         Verdict.of(
             f"{where}: FedAvg + Laplace gets to that error, and in fewer rounds than FA-LD",
             f"{told('laplace')}; {told('fa-ld')}",
-            laplace is not None and (ours is None or laplace < ours),
+            _before(laplace, ours),
         ),
     ]
+
+
+def _before(first: int | None, second: int | None) -> bool:
+    """Whether one gets there, and the other later or never."""
+    return first is not None and (second is None or first < second)
 
 
 def draw(table: Table, record: Mapping[str, Any]) -> Figure:
@@ -201,12 +191,9 @@ def draw(table: Table, record: Mapping[str, Any]) -> Figure:
             chosen = (table["problem"] == problem) & (table["method"] == method)
             part = table[chosen & np.isclose(table["step_size"], eta)]
             K = 1 if method == "sgld" else record["settings"]["local-steps"]
-            plots.line(ax, i, part["round"], part["error"], f"{label}, K = {K}")
-        tolerance = record["settings"]["tolerance"]
-        ax.axhline(tolerance, color=plots.LAW, linewidth=0.8, linestyle=(0, (2, 2)))
+            plots.line(ax, i, part["round"], part["error"], label=f"{label}, K = {K}")
+        plots.level(ax, record["settings"]["tolerance"])
         plots.logarithmic(ax, "xy")
-        ax.set_xlabel("rounds")
-        ax.set_ylabel("worst error (posterior sd)")
-        ax.set_title(_PROBLEMS[problem])
+        ax.set(xlabel="rounds", ylabel="worst error (posterior sd)", title=_PROBLEMS[problem])
         ax.legend()
     return figure

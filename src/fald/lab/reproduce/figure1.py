@@ -9,7 +9,7 @@ import numpy as np
 
 from fald.lab.reproduce import plots
 from fald.lab.reproduce import simulations as sim
-from fald.lab.reproduce.base import Outcome, Run, Table, Verdict, frame, joined
+from fald.lab.reproduce.base import Findings, PanelRun, Table, Verdict, frame, joined
 from fald.lab.reproduce.simulations import Gaussians
 from fald.theory import gaussian
 
@@ -17,27 +17,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _AGREES = "Monte Carlo follows the exact law"
+_AXES = {"xlabel": "θ₁", "ylabel": "θ₂"}
 
 
-def measure_heterogeneity(run: Run) -> Outcome:
+def measure_heterogeneity(run: PanelRun) -> Findings:
     """Figure 1b: W2 against rounds for several α."""
     federations = {alpha: sim.paper_federation(alpha, run.settings) for alpha in run.settings["alphas"]}
-    curves = {a: (f, {"local_steps": run.settings["local-steps"]}) for a, f in federations.items()}
-    table, z = _curves(run, "alpha", curves)
+    table, z = _curves(run, "alpha", {alpha: (f, {}) for alpha, f in federations.items()})
     epsilon = run.settings["epsilon"]
     rounds = {a: _first(part, epsilon) for a, part in table.groupby("alpha")}
     ordered = [rounds[a] for a in sorted(rounds)]
     slower = None if None in ordered else bool(np.all(np.diff(np.array(ordered, float)) > 0))
     last = table[table["round"] > 0.8 * table["round"].max()].groupby("alpha")[["w2_runs", "w2_law"]].mean()
     floor = _floor(run, next(iter(federations.values())))
-    said, holds = sim.agreement(z)
     verdicts = [
         Verdict.of(
             "A larger heterogeneity γ slows the convergence down",
             f"rounds until the exact W2 is ≤ {epsilon:g}: "
-            + ", ".join(
-                f"{rounds[a] if rounds[a] is not None else 'not reached'} (α = {a:g})" for a in rounds
-            ),
+            + ", ".join(f"{'not reached' if r is None else r} (α = {a:g})" for a, r in rounds.items()),
             slower,
         ),
         Verdict.of(
@@ -48,25 +45,22 @@ def measure_heterogeneity(run: Run) -> Outcome:
             f"exact law ends at {last['w2_law'].min():.1e} to {last['w2_law'].max():.1e}",
             bool((last["w2_runs"] < 2e-3).all()) if (last["w2_law"] < floor).all() else None,
         ),
-        Verdict.of(_AGREES, said, holds),
+        Verdict.of(_AGREES, *sim.agreement(z)),
     ]
     gamma = {f"{a:g}": sim.heterogeneity(f) ** 2 for a, f in federations.items()}
-    return Outcome(table, verdicts, {"squared heterogeneity": gamma, "floor": floor})
+    return Findings(table, verdicts, {"squared heterogeneity": gamma, "floor": floor})
 
 
-def measure_correlation(run: Run) -> Outcome:
+def measure_correlation(run: PanelRun) -> Findings:
     """Figure 1c: W2 against rounds for several ρ."""
     s = run.settings
     federation = sim.paper_federation(s["alpha"], s)
-    curves = {
-        rho: (federation, {"local_steps": s["local-steps"], "correlation": rho}) for rho in s["correlations"]
-    }
+    curves = {rho: (federation, {"correlation": rho}) for rho in s["correlations"]}
     table, z = _curves(run, "correlation", curves)
     by_round = table.pivot(index="round", columns="correlation", values="w2_law")
     spread = float((by_round.max(axis=1) / by_round.min(axis=1) - 1).max())
     epsilon = s["epsilon"]
     passed = {rho: _first(part, epsilon, "w2_runs") for rho, part in table.groupby("correlation")}
-    said, holds = sim.agreement(z)
     verdicts = [
         Verdict.of(
             "A larger correlation ρ slightly speeds the convergence up",
@@ -76,42 +70,26 @@ def measure_correlation(run: Run) -> Outcome:
             + "; with equal curvature and all clients the averaged noise is the same for every ρ",
             spread > 1e-6,
         ),
-        Verdict.of(_AGREES, said, holds),
+        Verdict.of(_AGREES, *sim.agreement(z)),
     ]
-    return Outcome(table, verdicts)
+    return Findings(table, verdicts)
 
 
 def _curves(
-    run: Run, name: str, curves: Mapping[float, tuple[Gaussians, dict[str, Any]]]
+    run: PanelRun, name: str, curves: Mapping[float, tuple[Gaussians, dict[str, Any]]]
 ) -> tuple[Table, list[np.ndarray]]:
     """W2 by runs and by law for each curve, at some rounds, and the deviations at the later of them."""
     s = run.settings
-    num_rounds, runs, eta = s["num-rounds"], s["num-runs"], s["step-size"]
+    common = {"num_rounds": s["num-rounds"], "local_steps": s["local-steps"], "step_size": s["step-size"]}
     parts, z = [], []
-    with run.begin(sum(num_rounds * o["local_steps"] for _, o in curves.values()), "W2") as meter:
+    with run.begin(len(curves) * s["num-rounds"] * s["local-steps"], "W2") as meter:
         for value, (federation, options) in curves.items():
-            rounds = sim.some_rounds(num_rounds, s["num-points"])
-            path = sim.law_of(federation, num_rounds, step_size=eta, **options)
-            shown, goal = sim.at_rounds(path, rounds), federation.goal
-            positions = sim.simulate(
-                run, f"{run.name} {value}", federation, meter,
-                num_runs=runs, num_rounds=num_rounds, step_size=eta, **options,
-            )[rounds - 1]  # fmt: skip
-            low, high = sim.expected_fit(shown, goal, runs).T
-            parts.append(
-                frame(
-                    {
-                        name: value,
-                        "round": rounds,
-                        "w2_runs": sim.fitted_w2(positions, goal),
-                        "w2_law": gaussian.wasserstein2(*shown, *goal),
-                        "low": low,
-                        "high": high,
-                    }
-                )
+            columns, positions, path = sim.curve(
+                run, f"{run.name} {value}", federation, meter, **common, **options
             )
-            for part in np.array_split(np.arange(len(rounds)), 3):
-                z.append(sim.deviations(positions[part], sim.at_rounds(shown, part)))
+            parts.append(frame({name: value, **columns}))
+            for some in np.array_split(columns["round"], 3):
+                z.append(sim.deviations(positions[some - 1], sim.at_rounds(path, some)))
     return joined(parts), z
 
 
@@ -120,7 +98,7 @@ def _first(part: Table, epsilon: float, column: str = "w2_law") -> int | None:
     return int(near["round"].iloc[0]) if len(near) else None
 
 
-def _floor(run: Run, federation: Gaussians) -> float:
+def _floor(run: PanelRun, federation: Gaussians) -> float:
     """The mean W2 that so many exact draws from the posterior show."""
     goal = federation.goal
     levels = np.linspace(0.005, 0.995, 100)
@@ -135,61 +113,55 @@ def draw_curves(table: Table, record: Mapping[str, Any]) -> Figure:
     for i, (value, part) in enumerate(table.groupby(name)):
         for ax, column in zip(axes[0], ("w2_runs", "w2_law")):
             if column == "w2_runs" and (name == "alpha" or i == 0):  # one law for every correlation
-                plots.band(ax, i, part["round"], part["low"], part["high"])
-            plots.line(ax, i, part["round"], part[column], f"{symbol} = {value:g}", marks=10)
+                plots.band(ax, i, part["round"], (part["low"], part["high"]))
+            plots.line(ax, i, part["round"], part[column], label=f"{symbol} = {value:g}", marks=10)
     runs = record["settings"]["num-runs"]
-    axes[0, 0].set_title(f"{runs} runs; bands: 95% under the law")
-    axes[0, 1].set_title("exact law")
-    for ax in axes[0]:
+    for ax, title in zip(axes[0], (f"{runs} runs; bands: 95% under the law", "exact law")):
         plots.logarithmic(ax, "xy")
-        ax.set_xlabel("rounds")
-        ax.set_ylabel("W2 to the posterior")
+        ax.set(xlabel="rounds", ylabel="W2 to the posterior", title=title)
     axes[0, 1].legend()
     return figure
 
 
-def measure_target(run: Run) -> Outcome:
+def measure_target(run: PanelRun) -> Findings:
     """Figure 1d: the density of the posterior on a grid."""
     federation = sim.paper_federation(run.settings["alpha"], run.settings)
-    x, y = _grid(federation.goal, run.settings["num-points"])
-    table = frame({"x": x.ravel(), "y": y.ravel(), "density": _density(federation.goal, x, y).ravel()})
+    goal, count = federation.goal, run.settings["num-points"]
+    x, y = np.meshgrid(*[np.linspace(*ends, count) for ends in _limits(goal)])
+    gap = np.stack([x - goal.mean[0], y - goal.mean[1]], -1)
+    exponent = np.einsum("...i,ij,...j->...", gap, np.linalg.inv(goal.covariance), gap)
+    density = np.exp(-0.5 * exponent) / (2 * np.pi * np.sqrt(np.linalg.det(goal.covariance)))
+    table = frame({"x": x.ravel(), "y": y.ravel(), "density": density.ravel()})
     cell = (x[0, 1] - x[0, 0]) * (y[1, 0] - y[0, 0])
     mass = float(table["density"].sum() * cell)
     verdicts = [
         Verdict.of(
             "The posterior is N(u, Σ/n), u the mean of all rows",
-            f"the grid holds {mass:.4f} of its mass; its mean is {_pair(federation.goal.mean)}, its standard "
-            f"deviations {_pair(np.sqrt(np.diag(federation.goal.covariance)))}",
+            f"the grid holds {mass:.4f} of its mass; its mean is {_pair(goal.mean)}, its standard "
+            f"deviations {_pair(np.sqrt(np.diag(goal.covariance)))}",
             abs(mass - 1) < 0.01,
         )
     ]
-    return Outcome(table, verdicts)
+    return Findings(table, verdicts)
 
 
-def measure_draws(run: Run) -> Outcome:
+def measure_draws(run: PanelRun) -> Findings:
     """Figure 1e: draws of the algorithm, late rounds of all runs."""
     s = run.settings
     federation = sim.paper_federation(s["alpha"], s)
-    goal, runs, K = federation.goal, s["num-runs"], s["local-steps"]
-    with run.begin(s["num-rounds"] * K, "W2") as meter:
-        positions = sim.simulate(
-            run, run.name, federation, meter,
-            num_runs=runs, num_rounds=s["num-rounds"], local_steps=K, step_size=s["step-size"],
-            every=s["every"],
-        )  # fmt: skip
+    goal, runs = federation.goal, s["num-runs"]
+    asked = {"num_rounds": s["num-rounds"], "local_steps": s["local-steps"], "step_size": s["step-size"]}
+    with run.begin(s["num-rounds"] * s["local-steps"], "W2") as meter:
+        positions = sim.simulate(run, run.name, federation, meter, every=s["every"], **asked)
     rounds = s["every"] * np.arange(1, len(positions) + 1)
-    path = sim.at_rounds(
-        sim.law_of(federation, s["num-rounds"], local_steps=K, step_size=s["step-size"]), rounds
-    )
     late = rounds > s["num-warmup"]
-    kept = positions[late]
+    kept, rounds = positions[late], rounds[late]
+    path = sim.at_rounds(sim.law_of(federation, **asked), rounds)
     flat = kept.reshape(-1, 2)
-    table = frame(
-        {"round": np.repeat(rounds[late], runs), "run": np.tile(np.arange(runs), int(late.sum()))}
-    ).assign(x=flat[:, 0], y=flat[:, 1])
+    table = frame({"round": np.repeat(rounds, runs), "run": np.tile(np.arange(runs), len(rounds))})
+    table = table.assign(x=flat[:, 0], y=flat[:, 1])
     gap = np.linalg.solve(np.linalg.cholesky(goal.covariance), (flat - goal.mean).T)
     inside = {p: float(np.mean((gap**2).sum(0) <= -2 * np.log(1 - p))) for p in (0.5, 0.9, 0.99)}
-    said, holds = sim.agreement([sim.deviations(kept, sim.at_rounds(path, np.flatnonzero(late)))])
     w2 = float(sim.fitted_w2(flat, goal))
     scale = float(np.sqrt(np.trace(goal.covariance)))
     verdicts = [
@@ -199,26 +171,19 @@ def measure_draws(run: Run) -> Outcome:
             + ", ".join(f"{v:.1%} inside the {p:.0%} ellipse" for p, v in inside.items()),
             bool(w2 < 0.1 * scale),
         ),
-        Verdict.of(_AGREES, said, holds),
+        Verdict.of(_AGREES, *sim.agreement([sim.deviations(kept, path)])),
     ]
     facts = {"mean": goal.mean.tolist(), "covariance": goal.covariance.tolist(), "inside": inside}
-    return Outcome(table, verdicts, facts)
+    return Findings(table, verdicts, facts)
 
 
 def _pair(values: np.ndarray) -> str:
     return f"({values[0]:.4f}, {values[1]:.4f})"
 
 
-def _grid(goal: gaussian.Law, count: int) -> tuple[np.ndarray, np.ndarray]:
-    sd = np.sqrt(np.diag(goal.covariance))
-    x, y = np.meshgrid(*[np.linspace(m - 4 * s, m + 4 * s, count) for m, s in zip(goal.mean, sd)])
-    return x, y
-
-
-def _density(goal: gaussian.Law, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    gap = np.stack([x - goal.mean[0], y - goal.mean[1]], -1)
-    exponent = np.einsum("...i,ij,...j->...", gap, np.linalg.inv(goal.covariance), gap)
-    return np.exp(-0.5 * exponent) / (2 * np.pi * np.sqrt(np.linalg.det(goal.covariance)))
+def _limits(goal: gaussian.Law) -> list[tuple[float, float]]:
+    """Four standard deviations around the mean, for both axes."""
+    return [(m - 4 * s, m + 4 * s) for m, s in zip(goal.mean, np.sqrt(np.diag(goal.covariance)))]
 
 
 def draw_target(table: Table, record: Mapping[str, Any]) -> Figure:
@@ -229,7 +194,7 @@ def draw_target(table: Table, record: Mapping[str, Any]) -> Figure:
     levels = np.linspace(0.02, 1, 8) * density.max()
     axes[0, 0].contourf(x, y, density, levels=levels, cmap="cividis")
     axes[0, 0].contour(x, y, density, levels=levels[:1], colors="#333333", linewidths=0.6)
-    _name_axes(axes[0, 0], "true density")
+    axes[0, 0].set(**_AXES, title="true density")
     return figure
 
 
@@ -237,8 +202,7 @@ def draw_draws(table: Table, record: Mapping[str, Any]) -> Figure:
     """Counts of the draws in cells, and ellipses that hold 50, 90 and 99% of the true mass."""
     figure, axes = plots.grid(1, 1, width=3.6, height=3.2)
     goal = gaussian.Law(*(np.array(record["facts"][k]) for k in ("mean", "covariance")))
-    sd = np.sqrt(np.diag(goal.covariance))
-    limits = [(m - 4 * s, m + 4 * s) for m, s in zip(goal.mean, sd)]
+    limits = _limits(goal)
     counts, xs, ys = np.histogram2d(table["x"], table["y"], bins=40, range=limits)
     counts[counts == 0] = np.nan
     axes[0, 0].pcolormesh(xs, ys, counts.T, cmap="cividis", rasterized=True)
@@ -248,13 +212,5 @@ def draw_draws(table: Table, record: Mapping[str, Any]) -> Figure:
         dash = ("-", "--", ":")[i]
         axes[0, 0].plot(*ring, color="#D55E00", linestyle=dash, label=f"{p:.0%} of the true mass")
     axes[0, 0].legend(loc="upper right")
-    _name_axes(axes[0, 0], f"{len(table):,} draws")
-    axes[0, 0].set_xlim(limits[0])
-    axes[0, 0].set_ylim(limits[1])
+    axes[0, 0].set(**_AXES, title=f"{len(table):,} draws", xlim=limits[0], ylim=limits[1])
     return figure
-
-
-def _name_axes(ax: Any, title: str) -> None:
-    ax.set_title(title)
-    ax.set_xlabel("θ₁")
-    ax.set_ylabel("θ₂")

@@ -9,7 +9,7 @@ import numpy as np
 
 from fald.lab.reproduce import plots
 from fald.lab.reproduce import simulations as sim
-from fald.lab.reproduce.base import Outcome, Run, Table, Verdict, frame, joined
+from fald.lab.reproduce.base import Findings, PanelRun, Table, Verdict, frame, joined
 from fald.theory import gaussian
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ _NOISES = {"paper": "noise as published", "realised": "noise by realised weights
 _TINY = 1e-3  # of the smallest step size: near enough to none
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: PanelRun) -> Findings:
     """Curves for every step size and noise, and what is left of the distance in the long run."""
     s = run.settings
     federation = sim.paper_federation(s["alpha"], s)
-    goal, K, runs = federation.goal, s["local-steps"], s["num-runs"]
+    K, tiny = s["local-steps"], _TINY * min(s["step-sizes"])
     who = sim.participation_of(s["scheme"], s["num-participants"])
     plan = [
         (noise, eta, rounds) for noise in s["noises"] for eta, rounds in zip(s["step-sizes"], s["num-rounds"])
@@ -32,36 +32,26 @@ def measure(run: Run) -> Outcome:
     with run.begin(K * sum(rounds for _, _, rounds in plan), "W2") as meter:
         for noise, eta, num_rounds in plan:
             options = {"local_steps": K, "step_size": eta, "participation": who, "noise": noise}
-            path = sim.law_of(federation, num_rounds, **options)
-            positions = sim.simulate(
-                run, f"{noise} {eta}", federation, meter, num_runs=runs, num_rounds=num_rounds, **options
+            columns, positions, path = sim.curve(
+                run, f"{noise} {eta}", federation, meter, num_rounds=num_rounds, **options
             )
-            rounds = sim.some_rounds(num_rounds, s["num-points"])
-            shown = sim.at_rounds(path, rounds)
-            low, high = sim.expected_fit(shown, goal, runs).T
-            columns = {
-                "noise": noise, "step_size": eta, "round": rounds,
-                "w2_runs": sim.fitted_w2(positions[rounds - 1], goal),
-                "w2_law": gaussian.wasserstein2(*shown, *goal), "low": low, "high": high,
-            }  # fmt: skip
-            parts.append(frame(columns))
+            parts.append(frame({"noise": noise, "step_size": eta, **columns}))
             late = np.arange(num_rounds - num_rounds // 4, num_rounds)
             z.append(sim.deviations(positions[late], sim.at_rounds(path, late + 1)))
-            fixed = gaussian.stationary(*federation.energies, **options)
-            value, error = _pooled(positions[late], goal)
-            ends.append(
-                {
-                    "noise": noise, "step-size": eta, "law": float(gaussian.wasserstein2(*fixed, *goal)),
-                    "runs": value, "standard error": error,
-                }
-            )  # fmt: skip
-    limits = {noise: _limit(federation, K, min(s["step-sizes"]), who, noise) for noise in s["noises"]}
-    said, holds = sim.agreement(z)
+            value, error = _pooled(positions[late], federation.goal)
+            law = _long_run(federation, **options)
+            runs = {"runs": value, "standard error": error}
+            ends.append({"noise": noise, "step-size": eta, "law": law, **runs})
+    no_step = {"local_steps": K, "step_size": tiny}
+    limits = {n: _long_run(federation, participation=who, noise=n, **no_step) for n in s["noises"]}
+    counts = sorted({*s.get("compared-participants", ()), s["num-participants"]}, reverse=True)
+    schemes = {count: sim.participation_of(s["scheme"], count) for count in counts}
+    biases = {c: _long_run(federation, participation=p, noise="paper", **no_step) for c, p in schemes.items()}
     verdicts = [
-        *_verdicts(run, federation, ends, limits),
-        Verdict.of("Monte Carlo follows the exact law in the long run", said, holds),
+        *_verdicts(s, ends, limits, biases),
+        Verdict.of("Monte Carlo follows the exact law in the long run", *sim.agreement(z)),
     ]
-    return Outcome(joined(parts), verdicts, {"long run": ends, "without step": limits})
+    return Findings(joined(parts), verdicts, {"long run": ends, "without step": limits})
 
 
 def _pooled(positions: np.ndarray, goal: gaussian.Law) -> tuple[float, float]:
@@ -73,18 +63,19 @@ def _pooled(positions: np.ndarray, goal: gaussian.Law) -> tuple[float, float]:
     return float(sim.fitted_w2(positions.reshape(-1, 2), goal)), float(spread)
 
 
-def _limit(federation: sim.Gaussians, K: int, smallest: float, who: Any, noise: Any) -> float:
-    """The long-run distance of the law as the step size goes to nothing."""
-    fixed = gaussian.stationary(
-        *federation.energies, step_size=_TINY * smallest, local_steps=K, participation=who, noise=noise
+def _long_run(federation: sim.Gaussians, **options: Any) -> float:
+    """The distance that the law keeps in the long run."""
+    return float(
+        gaussian.wasserstein2(*gaussian.stationary(*federation.energies, **options), *federation.goal)
     )
-    return float(gaussian.wasserstein2(*fixed, *federation.goal))
 
 
 def _verdicts(
-    run: Run, federation: sim.Gaussians, ends: list[dict[str, Any]], limits: Mapping[str, float]
+    s: Mapping[str, Any],
+    ends: list[dict[str, Any]],
+    limits: Mapping[str, float],
+    biases: Mapping[int, float],
 ) -> list[Verdict]:
-    s = run.settings
     by_noise = {n: frame([e for e in ends if e["noise"] == n]) for n in limits}
 
     def told(noise: str) -> str:
@@ -97,27 +88,11 @@ def _verdicts(
         return bool(np.all(np.diff(law) < 0) and limits[noise] < 0.05 * law[0])
 
     if s["scheme"] == "full":
-        return [
-            Verdict.of(
-                "With all devices a larger step leaves a larger bias, which goes to zero with the step",
-                told("paper"),
-                falls("paper"),
-            )
-        ]
+        claim = "With all devices a larger step leaves a larger bias, which goes to zero with the step"
+        return [Verdict.of(claim, told("paper"), falls("paper"))]
     law = by_noise["paper"]["law"].to_numpy()
     ratio = s["step-sizes"][-2] / s["step-sizes"][-1]
     flat = abs(law[-1] / law[-2] - 1)
-    counts = sorted({*s["compared-participants"], s["num-participants"]}, reverse=True)
-    biases = {
-        count: _limit(
-            federation,
-            s["local-steps"],
-            min(s["step-sizes"]),
-            sim.participation_of(s["scheme"], count),
-            "paper",
-        )
-        for count in counts
-    }
     return [
         Verdict.of(
             "With noise as published the long-run distance stops depending on the step size",
@@ -128,7 +103,7 @@ def _verdicts(
             "Fewer devices leave a larger bias",
             "law with noise as published, η → 0: "
             + ", ".join(f"{b:.2e} (S = {c})" for c, b in biases.items()),
-            bool(np.all(np.diff([biases[c] for c in counts]) > 0)),
+            bool(np.all(np.diff(list(biases.values())) > 0)),
         ),
         Verdict.of(
             "With noise by realised weights the long-run distance falls with the step size, to zero",
@@ -150,14 +125,13 @@ def draw(table: Table, record: Mapping[str, Any]) -> Figure:
             shown = table[table["noise"] == noise]
             for i, (eta, part) in enumerate(shown.groupby("step_size", sort=False)):
                 if column == "w2_runs":
-                    plots.band(ax, i, part["round"], part["low"], part["high"])
-                plots.line(ax, i, part["round"], part[column], f"η = {eta:g}")
+                    plots.band(ax, i, part["round"], (part["low"], part["high"]))
+                plots.line(ax, i, part["round"], part[column], label=f"η = {eta:g}")
             plots.logarithmic(ax, "x")
             ax.set_ylim(limits)
             plots.logarithmic(ax, "y")
-            ax.set_xlabel("rounds")
-            ax.set_ylabel("W2 to the posterior")
             which = _NOISES[noise] if len(noises) > 1 else "all devices"
-            ax.set_title(f"{which}: {f'{runs} runs' if column == 'w2_runs' else 'exact law'}")
+            title = f"{which}: {f'{runs} runs' if column == 'w2_runs' else 'exact law'}"
+            ax.set(xlabel="rounds", ylabel="W2 to the posterior", title=title)
     axes[0, 0].legend()
     return figure

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fald.lab.reproduce import plots
-from fald.lab.reproduce.base import Outcome, Run, Table, Verdict, frame, joined
-from fald.lab.reproduce.images import Chain, chain_settings, run_chains, tune
+from fald.lab.reproduce.base import Findings, PanelRun, Table, Verdict, frame, joined
+from fald.lab.reproduce.images import ImageChain, chain_settings, run_chains, tune
+from fald.lab.reproduce.scores import paired
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +20,7 @@ _NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 _MEASURES = {"accuracy": "accuracy", "brier": "Brier score", "ece": "calibration error"}
 
 
-def measure(run: Run) -> Outcome:
+def measure(run: PanelRun) -> Findings:
     """Tune η for every K on validation rows, then run every K with several seeds and score the test rows.
 
     Both figures come from the same chains; ``warmed-up`` says which average is shown.
@@ -28,7 +29,7 @@ def measure(run: Run) -> Outcome:
     tuned = {data: tune(run, data, s["local-steps"]) for data in s["sets"]}
     warmup = s["num-warmup"]
     chains = [
-        Chain(
+        ImageChain(
             data, K, tuned[data][K]["step-size"], s["num-rounds"], warmup, run.seed + i, "test",
             **chain_settings(s),
         )
@@ -45,7 +46,7 @@ def measure(run: Run) -> Outcome:
     verdicts = [judge(table, claim) for claim in s["claims"] if claim["set"] in s["sets"]]
     if s["warmed-up"]:
         verdicts += shifts(both[both["warmup"] == 0], table)
-    return Outcome(table, verdicts, {"tuned": tuned})
+    return Findings(table, verdicts, {"tuned": tuned})
 
 
 def at_the_end(table: Table, data: str, measured: str) -> Table:
@@ -80,26 +81,21 @@ def judge(table: Table, claim: Mapping[str, Any]) -> Verdict:
             return Verdict.of(text, "these K were not run", None)
         rival = max(among, key=lambda K: means[K])
         other = best if best not in among else max((K for K in values if K not in among), key=means.get)
-        gap, limits = _difference(sign * (values[rival] - values[other]))
+        gap, limits = paired(sign * (values[rival] - values[other]))
         said = f"best: {_value(values, best)}; {_gap(rival, other, gap, limits)}"
         return Verdict.of(text, said, None if abs(gap) <= limits else gap > 0)
     if "not-best" in claim:
         K = claim["not-best"]
-        gap, limits = _difference(sign * (values[best] - values[K]))
+        gap, limits = paired(sign * (values[best] - values[K]))
         said = f"best: {_value(values, best)}; K = {K}: {values[K].mean():.4f}"
         return Verdict.of(
             f"{where}: K = {K} is not the best", said, None if abs(gap) <= limits and best != K else best != K
         )
     K = claim["worst"]
     rival = worst if worst != K else means.index[1]
-    gap, limits = _difference(sign * (values[rival] - values[K]))
-    said = (
-        f"K = {K}: {values[K].mean():.4f}; next worst {_value(values, rival)}; {_gap(rival, K, gap, limits)}"
-    )
-    if worst != K:
-        said = (
-            f"K = {K}: {values[K].mean():.4f}; worst {_value(values, rival)}; {_gap(rival, K, gap, limits)}"
-        )
+    gap, limits = paired(sign * (values[rival] - values[K]))
+    word = "worst" if worst != K else "next worst"
+    said = f"{_value(values, K)}; {word} {_value(values, rival)}; {_gap(rival, K, gap, limits)}"
     return Verdict.of(
         f"{where}: K = {K} is the worst of all K", said, None if abs(gap) <= limits else gap > 0
     )
@@ -148,7 +144,7 @@ def _moved(first: Table, second: Table) -> bool:
 
 
 def _surely(differences: Table) -> bool:
-    gap, limits = _difference(differences)
+    gap, limits = paired(differences)
     return gap > limits
 
 
@@ -162,16 +158,6 @@ def _gap(a: int, b: int, gap: float, limits: float) -> str:
     return f"K = {a} is {word} than K = {b} by {abs(gap):.4f} ({known})"
 
 
-def _difference(differences: Table) -> tuple[float, float]:
-    """Mean of paired differences and half the width of its 95% interval; infinite for one seed."""
-    from scipy.stats import t
-
-    count = len(differences)
-    if count < 2:
-        return float(differences.mean()), float("inf")
-    return float(differences.mean()), float(t.ppf(0.975, count - 1) * differences.std() / np.sqrt(count))
-
-
 def draw(table: Table, document: Mapping[str, Any]) -> Figure:
     """Rows: sets; columns: measures; a line per K, the band over seeds."""
     sets = list(dict.fromkeys(table["set"]))
@@ -181,8 +167,8 @@ def draw(table: Table, document: Mapping[str, Any]) -> Figure:
             part = table[table["set"] == data]
             for i, (K, of_k) in enumerate(part.groupby("local_steps")):
                 curve = of_k.groupby("round")[name].agg(["mean", "min", "max"])
-                plots.line(ax, i, curve.index, curve["mean"], f"K = {K}", marks=6)
-                plots.band(ax, i, curve.index, curve["min"], curve["max"])
+                plots.line(ax, i, curve.index, curve["mean"], label=f"K = {K}", marks=6)
+                plots.band(ax, i, curve.index, (curve["min"], curve["max"]))
             ax.set_title(f"{_NAMES[data]}: {title}", fontsize="small")
             ax.set_xlabel("rounds")
             if name != "accuracy":

@@ -15,13 +15,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import softmax
 
 from fald.core.files import write_atomically
 from fald.core.types import float_dtype
 from fald.core.version import __version__
-from fald.lab.reproduce.base import Meter, Run
+from fald.lab.reproduce.base import Meter, PanelRun
 from fald.lab.reproduce.scores import scores
-from fald.langevin.engine import Problem
+from fald.langevin.engine import Assignment
 from fald.langevin.fald import fald
 from fald.langevin.inprocess import InProcess
 from fald.problem import partition
@@ -35,7 +36,7 @@ _SPLIT_SEED = 20_000  # the validation rows are the same for every seed
 
 
 @dataclass(frozen=True)
-class Chain:
+class ImageChain:
     """One chain: which set, which settings, which seed, and the rows it is scored on."""
 
     data: str
@@ -96,12 +97,14 @@ def _split(data: str, num_rows: int, validation_rows: int) -> dict[str, tuple[np
     }
 
 
-def rows(chain: Chain, part: str) -> tuple[np.ndarray, np.ndarray]:
+def rows(chain: ImageChain, part: str) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels of one part of a chain's data."""
     return _split(chain.data, chain.num_rows, chain.validation_rows)[part]
 
 
-def positions(chain: Chain, meter: Meter, stopped: threading.Event | None = None) -> Iterator[np.ndarray]:
+def positions(
+    chain: ImageChain, meter: Meter, stopped: threading.Event | None = None
+) -> Iterator[np.ndarray]:
     """Flat positions, one every ``rounds_per_sample`` rounds, from zero, by the ordinary engine."""
     data = partition.iid(rows(chain, "train"), chain.num_clients, seed=chain.seed)
     method = fald(
@@ -111,7 +114,7 @@ def positions(chain: Chain, meter: Meter, stopped: threading.Event | None = None
         batch_size=chain.batch_size,
     )
     model, every = image_model(chain.prior_scale), chain.rounds_per_sample
-    problem = Problem(jax.random.key(chain.seed), model, data, method, full(), 1, 0, every)
+    problem = Assignment(jax.random.key(chain.seed), model, data, method, full(), 1, 0, every)
     engine = InProcess()
     state = engine.init(problem, model.flat_initial_position[None])
     samples = chain.num_rounds // every
@@ -132,12 +135,12 @@ def probabilities(model: Model, position: np.ndarray, pixels: np.ndarray) -> np.
     """Predicted class probabilities (rows, classes); ``pixels`` are scaled to 0 … 1."""
     parts = model.unravel(jnp.asarray(position))
     logits = pixels @ np.asarray(parts["coefficient"]).T + np.asarray(parts["intercept"])
-    logits -= logits.max(1, keepdims=True)
-    odds = np.exp(logits)
-    return odds / odds.sum(1, keepdims=True)
+    return softmax(logits, axis=1)
 
 
-def score_chain(chain: Chain, meter: Meter, stopped: threading.Event | None = None) -> list[dict[str, Any]]:
+def score_chain(
+    chain: ImageChain, meter: Meter, stopped: threading.Event | None = None
+) -> list[dict[str, Any]]:
     """Scores of the averaged predictions after every sample, from the start and after the warm-up.
 
     A chain that leaves the finite numbers ends early; its later rounds are missing.
@@ -160,18 +163,18 @@ def score_chain(chain: Chain, meter: Meter, stopped: threading.Event | None = No
     return found
 
 
-def run_chains(run: Run, chains: Sequence[Chain], label: str) -> list[list[dict[str, Any]]]:
+def run_chains(run: PanelRun, chains: Sequence[ImageChain], label: str) -> list[list[dict[str, Any]]]:
     """Scores of each chain; those that an earlier call has finished are read from their files."""
-    return each_chain(run, chains, label, score_chain, "scores")
+    return each_chain(run, chains, label, work=score_chain, kind="scores")
 
 
 def each_chain(
-    run: Run, chains: Sequence[Chain], label: str, work: Callable[..., Any], kind: str
+    run: PanelRun, chains: Sequence[ImageChain], label: str, *, work: Callable[..., Any], kind: str
 ) -> list[Any]:
     """Do some work for each chain, two at a time, and keep its JSON result for another call."""
     stopped = threading.Event()
 
-    def path(chain: Chain) -> Path:
+    def path(chain: ImageChain) -> Path:
         return run.cache / f"{kind}-{chain.digest()}.json"
 
     run.cache.mkdir(parents=True, exist_ok=True)
@@ -179,7 +182,7 @@ def each_chain(
     for data in sorted({c.data for c in missing}):  # once, before the threads ask for it
         _split(data, *next((c.num_rows, c.validation_rows) for c in missing if c.data == data))
 
-    def one(chain: Chain, meter: Meter) -> None:
+    def one(chain: ImageChain, meter: Meter) -> None:
         result = work(chain, meter, stopped)
         content = {"chain": asdict(chain), "result": result}
         write_atomically(path(chain), json.dumps(content).encode())
@@ -200,7 +203,7 @@ def each_chain(
     return [json.loads(path(chain).read_text())["result"] for chain in chains]
 
 
-def tune(run: Run, data: str, local_steps: Sequence[int]) -> dict[int, dict[str, Any]]:
+def tune(run: PanelRun, data: str, local_steps: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Choose η for each K: the smallest validation Brier score of averaged predictions on a grid.
 
     The tuning chains take ``tuning-steps`` local steps, but at most ``tuning-rounds`` rounds.
@@ -211,7 +214,7 @@ def tune(run: Run, data: str, local_steps: Sequence[int]) -> dict[int, dict[str,
     for K in local_steps:
         rounds = min(s["tuning-rounds"], max(1, s["tuning-steps"] // (K * every)) * every)
         tuning += [
-            Chain(data, K, eta, rounds, 0, run.seed, "validation", **chain_settings(s))
+            ImageChain(data, K, eta, rounds, 0, run.seed, "validation", **chain_settings(s))
             for eta in s["step-sizes"]
         ]
     found = run_chains(run, tuning, f"tuning on {data}, energy")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fald.lab.reproduce import plots
 from fald.lab.reproduce import simulations as sim
-from fald.lab.reproduce.base import Meter, Outcome, Run, Table, Verdict, frame
+from fald.lab.reproduce.base import Findings, Meter, PanelRun, Table, Verdict, frame
 from fald.lab.reproduce.simulations import Gaussians
 from fald.theory import gaussian
 
@@ -20,64 +20,73 @@ if TYPE_CHECKING:
 
 def exact_rounds(federation: Gaussians, local_steps: int, settings: Mapping[str, Any]) -> int | None:
     """First round at which the exact law is within ε; None if not within ``most-steps`` local steps."""
-    path = sim.law_of(
-        federation,
-        settings["most-steps"] // local_steps + 1,
-        local_steps=local_steps,
-        step_size=settings["step-size"],
-    )
+    rounds = settings["most-steps"] // local_steps + 1
+    path = sim.law_of(federation, rounds, local_steps=local_steps, step_size=settings["step-size"])
     return gaussian.rounds_to(settings["epsilon"], path, federation.goal)
 
 
-def measure(run: Run) -> Outcome:
+class _Case(NamedTuple):
+    """Clients that share their curvature or have their own, α, K, and rounds: by the law, and to try."""
+
+    curvature: str
+    alpha: float
+    local_steps: int
+    rounds_law: int | None
+    rounds_tried: int
+    federation: Gaussians
+
+
+def _cases(s: Mapping[str, Any]) -> Iterator[_Case]:
+    alike = [("equal", a, K, sim.paper_federation) for a in s["alphas"] for K in s["local-steps"]]
+    own = [("own", s["curved-alpha"], K, sim.curved_federation) for K in s["curved-local-steps"]]
+    for kind, alpha, K, made in alike + own:
+        federation = made(alpha, s)
+        exact = exact_rounds(federation, K, s)
+        # a little longer than the law needs, because estimates scatter; or long enough to see the bias
+        cap = math.ceil(1.3 * exact) + 3 if exact is not None else max(5, s["hopeless-steps"] // K)
+        yield _Case(kind, alpha, K, exact, cap, federation)
+
+
+def measure(run: PanelRun) -> Findings:
     """First passage below ε by law and by runs, and the distance that remains in the long run."""
     s = run.settings
-    cases = [
-        ("equal", a, K, sim.paper_federation(a, s)) for a in s["alphas"] for K in s["local-steps"]
-    ] + [
-        ("own", s["curved-alpha"], K, sim.curved_federation(s["curved-alpha"], s))
-        for K in s["curved-local-steps"]
-    ]  # fmt: skip
-    exact = [exact_rounds(federation, K, s) for _, _, K, federation in cases]
-    caps = [
-        # a little longer than the law needs, because estimates scatter; or long enough to see the bias
-        math.ceil(1.3 * r) + 3 if r is not None else max(5, s["hopeless-steps"] // K)
-        for r, (_, _, K, _) in zip(exact, cases)
-    ]
-    lines, z = [], []
-    with run.begin(sum(cap * K for cap, (_, _, K, _) in zip(caps, cases)), "W2") as meter:
-        for (kind, alpha, K, federation), law_rounds, cap in zip(cases, exact, caps):
-            found, deviation = _passage(run, f"{kind} {alpha} {K}", federation, K, law_rounds, cap, meter)
+    cases, lines, z = list(_cases(s)), [], []
+    with run.begin(sum(case.rounds_tried * case.local_steps for case in cases), "W2") as meter:
+        for case in cases:
+            found, deviation = _passage(run, case, meter)
             z.append(deviation)
-            fixed = gaussian.stationary(*federation.energies, step_size=s["step-size"], local_steps=K)
-            lines.append(
-                {
-                    "curvature": kind, "alpha": alpha, "local_steps": K, "rounds_law": law_rounds,
-                    "rounds_runs": found, "rounds_tried": cap,
-                    "w2_long_run": float(gaussian.wasserstein2(*fixed, *federation.goal)),
-                }
-            )  # fmt: skip
-    table = frame(lines).astype({"rounds_law": "Int64", "rounds_runs": "Int64"})
+            options = {"step_size": s["step-size"], "local_steps": case.local_steps}
+            fixed = gaussian.stationary(*case.federation.energies, **options)
+            left = float(gaussian.wasserstein2(*fixed, *case.federation.goal))
+            lines.append({**case._asdict(), "rounds_runs": found, "w2_long_run": left})
+    columns = [
+        "curvature",
+        "alpha",
+        "local_steps",
+        "rounds_law",
+        "rounds_runs",
+        "rounds_tried",
+        "w2_long_run",
+    ]
+    table = frame(lines)[columns].astype({"rounds_law": "Int64", "rounds_runs": "Int64"})
     gamma = {f"{a:g}": sim.heterogeneity(sim.paper_federation(a, s)) ** 2 for a in s["alphas"]}
     above = _chance_above(run)
     verdicts = [
         *_verdicts(table, s, gamma, above),
         Verdict.of("Monte Carlo follows the exact law", *sim.agreement(z)),
     ]
-    return Outcome(table, verdicts, {"squared heterogeneity": gamma, "chance above epsilon": above})
+    return Findings(table, verdicts, {"squared heterogeneity": gamma, "chance above epsilon": above})
 
 
-def _passage(
-    run: Run, label: str, federation: Gaussians, K: int, law_rounds: int | None, cap: int, meter: Meter
-) -> tuple[int | None, np.ndarray]:
+def _passage(run: PanelRun, case: _Case, meter: Meter) -> tuple[int | None, np.ndarray]:
     """First round in which the estimate from the runs is within ε, and deviations from the law.
 
     The latter in the round that the law names, not where the runs were stopped: runs that are stopped
     because they look good would look too good.
     """
-    s, goal = run.settings, federation.goal
+    s, K, goal = run.settings, case.local_steps, case.federation.goal
     seen, reached = 0, False
-    looked = cap if law_rounds is None else law_rounds
+    looked = case.rounds_tried if case.rounds_law is None else case.rounds_law
 
     def enough(newest: np.ndarray) -> bool:
         nonlocal seen, reached
@@ -85,17 +94,17 @@ def _passage(
         reached = reached or bool((sim.fitted_w2(newest, goal) <= s["epsilon"]).any())
         return reached and seen >= looked
 
+    label, options = f"{case.curvature} {case.alpha} {K}", {"local_steps": K, "step_size": s["step-size"]}
     positions = sim.simulate(
-        run, label, federation, meter,
-        num_runs=s["num-runs"], num_rounds=cap, local_steps=K, step_size=s["step-size"], enough=enough,
-    )  # fmt: skip
+        run, label, case.federation, meter, num_rounds=case.rounds_tried, enough=enough, **options
+    )
     near = sim.fitted_w2(positions, goal) <= s["epsilon"]
-    path = sim.law_of(federation, looked, local_steps=K, step_size=s["step-size"])
-    deviation = sim.deviations(positions[looked - 1 : looked], sim.at_rounds(path, np.array([looked])))
+    law = sim.at_rounds(sim.law_of(case.federation, looked, **options), np.array([looked]))
+    deviation = sim.deviations(positions[looked - 1 : looked], law)
     return (int(np.argmax(near)) + 1 if near.any() else None), deviation
 
 
-def _chance_above(run: Run) -> float:
+def _chance_above(run: PanelRun) -> float:
     """How often so many exact draws from the posterior look farther away than ε."""
     goal = sim.paper_federation(0.0, run.settings).goal
     law = gaussian.Law(goal.mean[None], goal.covariance[None])
@@ -193,24 +202,22 @@ def draw(table: Table, record: Mapping[str, Any]) -> Figure:
         left.plot(part["local_steps"], part["rounds_law"], color=color, linestyle=dash)
         left.plot(part["local_steps"], part["rounds_runs"], color=color, linestyle="", marker=marker)
         left.plot([], [], color=color, linestyle=dash, marker=marker, label=f"α = {alpha:g}")
-    left.set_title("equal curvature (line: law)")
     color, dash, marker = plots.look(0)
-    middle.plot(own["local_steps"], own["rounds_law"], color=color, linestyle=dash, label="exact law")
-    middle.plot(
-        own["local_steps"], own["rounds_runs"], color=color, linestyle="", marker=marker, label="runs"
-    )
+    steps, dots = own["local_steps"], {"linestyle": "", "marker": marker}
+    middle.plot(steps, own["rounds_law"], color=color, linestyle=dash, label="exact law")
+    middle.plot(steps, own["rounds_runs"], color=color, label="runs", **dots)
     never = own[own["rounds_law"].isna()]["local_steps"]
     top = 3 * float(own["rounds_law"].max())
     middle.plot(never, [top] * len(never), color="#D55E00", linestyle="", marker="x", label="never (law)")
-    middle.set_title(f"own curvature, α = {record['settings']['curved-alpha']:g}")
     for i, (title, part) in enumerate({"equal": equal[equal["alpha"] == 0], "own": own}.items()):
-        plots.line(right, i, part["local_steps"], part["w2_long_run"], f"{title} curvature", marks=20)
-    right.set_title("W2 in the long run (exact)")
-    right.axhline(record["settings"]["epsilon"], color=plots.LAW, linewidth=0.8, linestyle=(0, (2, 2)))
-    for ax in axes[0]:
+        plots.line(right, i, part["local_steps"], part["w2_long_run"], label=f"{title} curvature", marks=20)
+    epsilon, alpha = (record["settings"][key] for key in ("epsilon", "curved-alpha"))
+    plots.level(right, epsilon)
+    titles = "equal curvature (line: law)", f"own curvature, α = {alpha:g}", "W2 in the long run (exact)"
+    for ax, title in zip(axes[0], titles):
         plots.logarithmic(ax, "xy")
-        ax.set_xlabel("local steps K")
+        ax.set(xlabel="local steps K", title=title)
         ax.legend(**({"loc": "center right", "bbox_to_anchor": (1.0, 0.3)} if ax is right else {}))
-    for ax in (left, middle):
-        ax.set_ylabel(f"rounds to W2 ≤ {record['settings']['epsilon']:g}")
+        if ax is not right:
+            ax.set_ylabel(f"rounds to W2 ≤ {epsilon:g}")
     return figure

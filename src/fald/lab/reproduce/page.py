@@ -79,16 +79,10 @@ def _verdicts(known: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _times(known: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        (
-            r["panel"],
-            r["size"],
-            f"{r['seconds']:,.0f}",
-            f"{r['cpu_seconds']:,.0f}",
-            ", ".join(r["cut"]) or "nothing",
-        )
-        for r in known
-    ]
+    rows = []
+    for r in known:
+        seconds = [f"{r[key]:,.0f}" for key in ("seconds", "cpu_seconds")]
+        rows.append((r["panel"], r["size"], *seconds, ", ".join(r["cut"]) or "nothing"))
     versions = ", ".join(f"{name} {number}" for name, number in known[0]["versions"].items())
     said = (
         "Wall-clock seconds depend on what else the machine does; CPU-seconds count both cores. Chains that "
@@ -125,13 +119,9 @@ def _value(value: Any) -> str:
         return "; ".join(f"{k}: {_value(v)}" for k, v in value.items())
     if isinstance(value, list):
         return ", ".join(_value(v) for v in value)
-    return (
-        f"{value:g}"
-        if isinstance(value, float)
-        else str(value).lower()
-        if value in (True, False)
-        else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if value in (True, False) else str(value)
 
 
 def publish(results: Path, docs: Path) -> Path:

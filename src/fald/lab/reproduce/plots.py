@@ -74,16 +74,21 @@ def grid(rows: int, columns: int, width: float = 7.0, height: float = 2.7) -> tu
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def line(axes: Axes, i: int, x: Any, y: Any, label: str, *, marks: int = 8, **options: Any) -> None:
+def line(axes: Axes, i: int, x: Any, y: Any, *, label: str, marks: int = 8) -> None:
     """One series with its colour, dash and marker; about ``marks`` markers along it."""
     color, dash, marker = look(i)
     every = max(1, len(np.asarray(x)) // marks)
-    axes.plot(x, y, color=color, linestyle=dash, marker=marker, markevery=every, label=label, **options)
+    axes.plot(x, y, color=color, linestyle=dash, marker=marker, markevery=every, label=label)
 
 
-def band(axes: Axes, i: int, x: Any, low: Any, high: Any) -> None:
+def band(axes: Axes, i: int, x: Any, ends: tuple[Any, Any]) -> None:
     """A pale band in the colour of a series."""
-    axes.fill_between(x, low, high, color=look(i).color, alpha=0.18, linewidth=0)
+    axes.fill_between(x, *ends, color=look(i).color, alpha=0.18, linewidth=0)
+
+
+def level(axes: Axes, value: float) -> None:
+    """A thin dashed line across, to compare with."""
+    axes.axhline(value, color=LAW, linewidth=0.8, linestyle=(0, (2, 2)))
 
 
 def logarithmic(axes: Axes, which: str) -> None:
@@ -91,9 +96,9 @@ def logarithmic(axes: Axes, which: str) -> None:
     from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
     for name in which:
-        axis = axes.xaxis if name == "x" else axes.yaxis
-        (axes.set_xscale if name == "x" else axes.set_yscale)("log")
-        low, high = (axes.get_xlim if name == "x" else axes.get_ylim)()
+        axis = getattr(axes, f"{name}axis")
+        axes.set(**{f"{name}scale": "log"})
+        low, high = axis.get_view_interval()
         if high / low < 30:
             axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
             axis.set_major_formatter("{x:g}")

@@ -19,7 +19,7 @@ from fald.core.errors import ConfigError, Interrupted, StorageError
 from fald.core.files import write_atomically
 from fald.core.version import __version__
 from fald.lab.reproduce import plots
-from fald.lab.reproduce.base import FAILS, HOLDS, SIZES, UNKNOWN, Panel, Run, Size, cuts, read_settings
+from fald.lab.reproduce.base import FAILS, HOLDS, SIZES, UNKNOWN, Panel, PanelRun, Size, cuts, read_settings
 from fald.lab.reproduce.images import at_the_edge
 from fald.lab.reproduce.panels import PANELS
 
@@ -38,10 +38,8 @@ def choose(names: Sequence[str]) -> list[Panel]:
     for name in names:
         if name not in PANELS and name != "all":
             near = difflib.get_close_matches(name, PANELS, 1)
-            known = f"all, {', '.join(PANELS)}"
-            raise ConfigError(
-                f"no experiment {name!r}", hint=f"did you mean {near[0]}?" if near else f"there are: {known}"
-            )
+            known = f"there are: all, {', '.join(PANELS)}"
+            raise ConfigError(f"no experiment {name!r}", hint=f"did you mean {near[0]}?" if near else known)
     return [panel for panel in PANELS.values() if "all" in names or panel.name in names]
 
 
@@ -105,25 +103,21 @@ def reproduce(
         raise ConfigError(f"seed must be a whole number from 0 to 2^31 − 1; got {seed!r}")
     chosen = {panel.name: read_settings(panel.name, size, image_rounds) for panel in panels}
     if image_rounds is not None and not any("rounds-per-sample" in s for s in chosen.values()):
-        raise ConfigError(
-            f"rounds are for image panels; got {', '.join(chosen)}",
-            hint="fig3, fig4 and calibration take them",
-        )
+        hint = "fig3, fig4 and calibration take them"
+        raise ConfigError(f"rounds are for image panels; got {', '.join(chosen)}", hint=hint)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(
-            f"cannot make the folder {out}: {error.strerror}", hint="choose another with --out"
-        ) from error
+        hint = "choose another with --out"
+        raise StorageError(f"cannot make the folder {out}: {error.strerror}", hint=hint) from error
     records = []
     for panel in panels:
+        run = PanelRun(panel.name, chosen[panel.name], seed, out / "cache", progress)
         try:
-            record = _one(panel, out, size, chosen[panel.name], seed, progress)
+            record = _one(panel, run, out, size)
         except KeyboardInterrupt:
-            raise Interrupted(
-                f"interrupted during {panel.name}",
-                hint="the same command goes on: what is finished is not run again",
-            ) from None
+            hint = "the same command goes on: what is finished is not run again"
+            raise Interrupted(f"interrupted during {panel.name}", hint=hint) from None
         records.append(record)
         if report is not None:
             report(record)
@@ -137,32 +131,26 @@ def identity(name: str, settings: Mapping[str, Any], seed: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _one(
-    panel: Panel, out: Path, size: Size, settings: Mapping[str, Any], seed: int, progress: bool
-) -> dict[str, Any]:
-    known = identity(panel.name, settings, seed)
+def _one(panel: Panel, run: PanelRun, out: Path, size: Size) -> dict[str, Any]:
+    settings, known = run.settings, identity(panel.name, run.settings, run.seed)
     earlier = _finished(panel.name, out, known)
     words = {key: settings[key] for key in ("title", "paper", "shows", "differs")}
+    words |= {"size": size, "cut": cuts(panel.name, settings)}
     if earlier is not None:
-        record = {**earlier, **words, "size": size, "cut": cuts(panel.name, settings)}
+        record = {**earlier, **words}
         if record != earlier:  # the words about a panel may change without a number changing
             _write_record(out, record)
         return {**record, "reused": True}
     began, cpu = time.monotonic(), time.process_time()
-    outcome = panel.measure(Run(panel.name, settings, seed, out / "cache", progress))
+    outcome = panel.measure(run)
     points = outcome.table.to_csv(index=False, float_format="%.10g", lineterminator="\n").encode()
+    libraries = {name: version_of(name) for name in _LIBRARIES}
     record = {
         "panel": panel.name,
         **words,
-        "size": size,
-        "cut": cuts(panel.name, settings),
-        "seed": seed,
+        "seed": run.seed,
         "settings": {k: v for k, v in settings.items() if k not in _OF_THE_PAGE},
-        "versions": {
-            "fald": __version__,
-            "python": platform.python_version(),
-            **{name: version_of(name) for name in _LIBRARIES},
-        },
+        "versions": {"fald": __version__, "python": platform.python_version(), **libraries},
         "verdicts": [vars(v) for v in outcome.verdicts],
         "facts": outcome.facts,
         "seconds": round(time.monotonic() - began, 1),
@@ -198,9 +186,8 @@ def _finished(name: str, out: Path, known: str) -> dict[str, Any] | None:
         points = (out / f"{name}.csv").read_bytes()
     except (OSError, ValueError):
         return None
-    if record.get("identity") != known or record.get("csv_sha256") != hashlib.sha256(points).hexdigest():
-        return None
-    return record
+    same = record.get("identity") == known and record.get("csv_sha256") == hashlib.sha256(points).hexdigest()
+    return record if same else None
 
 
 def text(record: Mapping[str, Any], out: str | Path) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.lab.reproduce.base import Meter, Run
-from fald.langevin.engine import Problem
+from fald.lab.reproduce.base import Meter, PanelRun
+from fald.langevin.engine import Assignment
 from fald.langevin.fald import fald
 from fald.langevin.inprocess import InProcess
 from fald.problem.data import FederatedData
 from fald.problem.models import Model
+from fald.runtime.records import RunState
 from fald.settings.participation import Participation, full, with_replacement, without_replacement
 from fald.theory import gaussian
 from fald.theory.gaussian import Law
@@ -45,37 +46,27 @@ class Gaussians(NamedTuple):
         return gaussian.target(*self.energies)
 
 
-def _quadratic_model() -> Model:
+def _loglikelihood(theta, example):
     """An example is (mean, precision, count): that many rows x ~ N(θ, precision⁻¹) with that mean."""
-
-    def loglikelihood_fn(theta, example):
-        mean, precision, count = example
-        gap = theta - mean
-        return -0.5 * count * (gap @ precision @ gap)
-
-    return Model(
-        logprior_fn=lambda theta: 0.0 * jnp.sum(theta),
-        loglikelihood_fn=loglikelihood_fn,
-        initial_position=jnp.zeros(2),
-        name="quadratic",
-    )
+    mean, precision, count = example
+    gap = theta - mean
+    return -0.5 * count * (gap @ precision @ gap)
 
 
-_MODEL = _quadratic_model()
+_MODEL = Model(lambda theta: 0.0 * jnp.sum(theta), _loglikelihood, jnp.zeros(2), name="quadratic")
 
 
 def _gaussians(centers: np.ndarray, precisions: np.ndarray, rows: int) -> Gaussians:
     n = len(centers)
-    summaries = {
-        f"client-{c:02d}": (
-            centers[c : c + 1].astype(np.float32),
-            precisions[c : c + 1].astype(np.float32),
-            np.array([rows], np.float32),
-        )
-        for c in range(n)
-    }
-    data = FederatedData.from_arrays(summaries)
+    parts = [np.asarray(part, np.float32)[:, None] for part in (centers, precisions, np.full(n, rows))]
+    data = FederatedData.from_arrays({f"client-{c:02d}": tuple(p[c] for p in parts) for c in range(n)})
     return Gaussians(data, _MODEL, n * rows * precisions, centers, np.full(n, 1.0 / n))
+
+
+def _centers(alpha: float, settings: Mapping[str, Any]) -> tuple[int, int, Any, np.ndarray]:
+    """Clients, rows of each, random numbers, and θ_c ~ N(0, αI)."""
+    n, rng = settings["num-clients"], np.random.default_rng(settings["data-seed"])
+    return n, settings["rows-per-client"], rng, np.sqrt(alpha) * rng.standard_normal((n, 2))
 
 
 def paper_federation(alpha: float, settings: Mapping[str, Any]) -> Gaussians:
@@ -83,9 +74,7 @@ def paper_federation(alpha: float, settings: Mapping[str, Any]) -> Gaussians:
 
     Only the mean of a client's rows matters, so that mean is all that the sampler gets.
     """
-    n, rows = settings["num-clients"], settings["rows-per-client"]
-    rng = np.random.default_rng(settings["data-seed"])
-    means = np.sqrt(alpha) * rng.standard_normal((n, 2))
+    n, rows, rng, means = _centers(alpha, settings)
     drawn = means[:, None] + rng.standard_normal((n, rows, 2)) @ np.linalg.cholesky(COVARIANCE).T
     return _gaussians(drawn.mean(1), np.broadcast_to(np.linalg.inv(COVARIANCE), (n, 2, 2)), rows)
 
@@ -95,9 +84,7 @@ def curved_federation(alpha: float, settings: Mapping[str, Any]) -> Gaussians:
 
     ``rotation`` is the largest |φ_c|, ``stretch`` the largest s_c and 1/s_c.
     """
-    n, rows = settings["num-clients"], settings["rows-per-client"]
-    rng = np.random.default_rng(settings["data-seed"])
-    means = np.sqrt(alpha) * rng.standard_normal((n, 2))
+    n, rows, rng, means = _centers(alpha, settings)
     phi = rng.uniform(-settings["rotation"], settings["rotation"], n)
     scale = np.exp(rng.uniform(-1, 1, n) * np.log(settings["stretch"]))
     turn = np.array([[np.cos(phi), -np.sin(phi)], [np.sin(phi), np.cos(phi)]]).transpose(2, 0, 1)
@@ -119,44 +106,68 @@ def participation_of(scheme: str, count: int) -> Participation:
 
 
 def simulate(
-    run: Run,
+    run: PanelRun,
     label: str,
     federation: Gaussians,
     meter: Meter,
     *,
-    num_runs: int,
     num_rounds: int,
-    local_steps: int,
-    step_size: float,
-    correlation: float = 0.0,
-    participation: Participation | None = None,
-    noise: Any = "realised",
     every: int = 1,
-    enough: Callable[[np.ndarray], bool] | None = None,
+    enough: Callable[[np.ndarray], bool] = lambda newest: False,
+    **options: Any,
 ) -> np.ndarray:
     """Positions (kept rounds, runs, 2) of independent runs from zero, step by step.
 
     ``every`` so many rounds one is kept. ``enough`` looks at the newest of them and may end the runs. The
-    random numbers depend on the seed and on ``label`` alone.
+    random numbers depend on the seed and on ``label`` alone. Options are those of ``fald``, and
+    ``participation``; ``law_of`` takes the same.
     """
-    method = fald(local_steps=local_steps, step_size=step_size, correlation=correlation, noise=noise)
+    who, runs = options.pop("participation", full()), run.settings["num-runs"]
+    method = fald(**options)
     key = jax.random.fold_in(jax.random.key(run.seed), zlib.crc32(label.encode()))
-    problem = Problem(
-        key, federation.model, federation.data, method, participation or full(), num_runs, 0, every
-    )
-    engine, kept, goal = InProcess(), [], federation.goal
-    state = engine.init(problem, jnp.zeros((num_runs, 2)))
+    problem = Assignment(key, federation.model, federation.data, method, who, runs, 0, every)
+    kept, goal = [], federation.goal
+    done, w2 = 0, 0.0
+    at_once = max(1, _STEPS_AT_ONCE // method.local_steps)
+    for state, newest, _ in along(problem, jnp.zeros((runs, 2)), num_rounds, at_once):
+        kept.append(newest)
+        w2 = float(fitted_w2(np.asarray(state.server, float), goal))
+        meter.add((state.round - done) * method.local_steps, w2)
+        done = state.round
+        if len(newest) and enough(newest):
+            break
+    meter.add((num_rounds - done) * method.local_steps, w2)
+    return np.concatenate(kept)
+
+
+def along(
+    problem: Assignment, start: jax.Array, num_rounds: int, at_once: int
+) -> Iterator[tuple[RunState, np.ndarray, float]]:
+    """Run rounds by the ordinary engine, some at once: state, newest positions, mean energy."""
+    engine = InProcess()
+    state = engine.init(problem, start)
     while state.round < num_rounds:
         most = min(num_rounds - state.round, engine.most_rounds(problem, state))
-        size = max(1, min(most, _STEPS_AT_ONCE // local_steps))
-        state, records, _ = engine.advance(problem, state, size)
-        kept.append(np.asarray(records.position, float))
-        now = np.asarray(state.server, float)
-        meter.add(size * local_steps, float(fitted_w2(now, goal)))
-        if enough is not None and len(kept[-1]) and enough(kept[-1]):
-            break
-    meter.add((num_rounds - state.round) * local_steps, float(fitted_w2(now, goal)))
-    return np.concatenate(kept)
+        state, records, energy = engine.advance(problem, state, min(most, at_once))
+        yield state, np.asarray(records.position, float), energy
+
+
+def curve(
+    run: PanelRun, label: str, federation: Gaussians, meter: Meter, *, num_rounds: int, **options: Any
+) -> tuple[dict[str, np.ndarray], np.ndarray, Law]:
+    """W2 by runs and by law at some rounds, as columns; the positions of all rounds; the law of all rounds.
+
+    ``low`` and ``high`` are the 95% limits of the estimate from so many runs, under the law.
+    """
+    goal = federation.goal
+    path = law_of(federation, num_rounds, **options)
+    positions = simulate(run, label, federation, meter, num_rounds=num_rounds, **options)
+    rounds = some_rounds(num_rounds, run.settings["num-points"])
+    shown = at_rounds(path, rounds)
+    low, high = expected_fit(shown, goal, run.settings["num-runs"]).T
+    by_runs, by_law = fitted_w2(positions[rounds - 1], goal), gaussian.wasserstein2(*shown, *goal)
+    columns = {"round": rounds, "w2_runs": by_runs, "w2_law": by_law, "low": low, "high": high}
+    return columns, positions, path
 
 
 def fitted_w2(positions: np.ndarray, goal: Law) -> np.ndarray:
@@ -167,7 +178,7 @@ def fitted_w2(positions: np.ndarray, goal: Law) -> np.ndarray:
     return gaussian.wasserstein2(mean, covariance, *goal)
 
 
-def expected_fit(path: Law, goal: Law, num_runs: int, quantiles=(0.025, 0.975), repeats: int = 400):
+def expected_fit(path: Law, goal: Law, num_runs: int, quantiles=(0.025, 0.975), *, repeats: int = 400):
     """Quantiles of ``fitted_w2`` for that many runs that follow the law exactly, for every round.
 
     Means of Gaussian samples are Gaussian and their covariances Wishart, so no runs are needed. With
@@ -199,9 +210,8 @@ def deviations(positions: np.ndarray, path: Law) -> np.ndarray:
     """
     gap = positions - path.mean[:, None]
     i, j = np.triu_indices(gap.shape[-1])
-    first = gap.mean(0)
-    second = (gap[..., i] * gap[..., j] - path.covariance[:, None, i, j]).mean(0)
-    numbers = np.concatenate([first, second], axis=1)
+    second = gap[..., i] * gap[..., j] - path.covariance[:, None, i, j]
+    numbers = np.concatenate([gap.mean(0), second.mean(0)], axis=1)
     return numbers.mean(0) / (numbers.std(0, ddof=1) / np.sqrt(len(numbers)))
 
 
@@ -221,12 +231,9 @@ def limit_of(count: int) -> float:
 def agreement(found: list[np.ndarray]) -> tuple[str, bool]:
     """Words and verdict on all deviations from the law of one panel."""
     every = np.abs(np.concatenate(found))
-    limit = limit_of(len(every))
-    said = (
-        f"the largest of {len(every)} deviations of means and covariances is {every.max():.1f} standard "
-        f"errors (allowed: {limit:.1f})"
-    )
-    return said, bool(every.max() <= limit)
+    largest, limit = every.max(), limit_of(len(every))
+    said = f"the largest of {len(every)} deviations of means and covariances is {largest:.1f} standard errors"
+    return f"{said} (allowed: {limit:.1f})", bool(largest <= limit)
 
 
 def some_rounds(num_rounds: int, most: int = 60) -> np.ndarray:

@@ -109,6 +109,7 @@ def regression(
         dims={"coefficient": ["feature"]},
         coords={"feature": names},
         check_fn=check_fn,
+        prior=f"intercept and every coefficient Normal(0, {prior_scale:g})",
         name=name,
         **others,
     )

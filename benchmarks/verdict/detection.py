@@ -1,0 +1,116 @@
+"""``python -m benchmarks.verdict.detection``: how often a second mode is found, by width, mass, dimension.
+
+Two normals: N(0, I), which the proposal knows exactly, and another of some share of the mass, width and
+distance. Climbers set out and step up for three rounds, with the exact log density and gradient instead of
+sites, and have found the second mode when one of the places to which they send explorers lies on its hill,
+from where Newton's method leads to its top. Whole fits look in further ways (sites' own optima, the prior,
+rays), so that they find no less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fald.core.threads import one_thread
+from fald.fewround import proposal
+from fald.fewround.climbers import Climbers
+
+RESULTS = Path(__file__).parent / "results"
+DIMENSIONS = (2, 5, 10, 20, 40)
+WIDTHS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
+PANELS = ((6.0, 0.02), (6.0, 0.1), (6.0, 0.5), (30.0, 0.1))  # sds of the known mode between the two, and mass
+_ROUNDS = 3
+_REACH = 1000.0  # of the prior, in sds
+
+
+def found(dim: int, width: float, mass: float, apart: float, seed: int) -> bool:
+    """Whether climbers find the second mode with this seed.
+
+    Examples
+    --------
+    >>> found(2, 1.0, 0.5, 6.0, 0), found(20, 0.1, 0.5, 6.0, 0)
+    (True, False)
+    """
+    rng = np.random.default_rng([seed, 41])
+    centre = rng.standard_normal(dim)
+    centre *= apart / np.linalg.norm(centre)
+
+    def levels(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        near = np.log1p(-mass) - np.sum(x**2, axis=1) / 2
+        return near, np.log(mass) - np.sum((x - centre) ** 2, axis=1) / 2 / width**2 - dim * np.log(width)
+
+    def derivatives(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        near, far = levels(x)
+        value = np.logaddexp(near, far)
+        slope = np.exp(near - value)[:, None] * x
+        return value, -slope - np.exp(far - value)[:, None] * (x - centre) / width**2
+
+    climbers = Climbers(proposal.gaussian(np.zeros(dim), np.eye(dim)), rng, _REACH)
+    for _ in range(_ROUNDS):
+        along = derivatives(climbers.paths(np.zeros(dim)))[0]
+        sent = climbers.climb(*derivatives(climbers.positions), along)
+        near, far = levels(sent)
+        if np.any(far > near):
+            return True
+    return False
+
+
+@one_thread
+def measure(seeds: int) -> list[dict[str, Any]]:
+    """Share of seeds with which the second mode is found, for every point of the grid."""
+    rows = []
+    for apart, mass in PANELS:
+        for dim in DIMENSIONS:
+            for width in WIDTHS:
+                share = float(np.mean([found(dim, width, mass, apart, seed) for seed in range(seeds)]))
+                point = {"dim": dim, "width": width, "mass": mass, "apart": apart}
+                rows.append({**point, "seeds": seeds, "found": share})
+        print(f"{mass:g} of the mass {apart:g} sds away: done", file=sys.stderr, flush=True)
+    return rows
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """The curves as a figure: a panel for every mass and distance, a line for every dimension."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "fald"
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(PANELS), figsize=(11, 3), sharey=True, layout="constrained")
+    for panel, (apart, mass) in zip(panels, PANELS):
+        for dim in DIMENSIONS:
+            own = [r for r in rows if (r["dim"], r["mass"], r["apart"]) == (dim, mass, apart)]
+            panel.plot([r["width"] for r in own], [r["found"] for r in own], ".-", label=f"{dim} parameters")
+        panel.set_title(f"{mass:.0%} of the mass, {apart:g} sds away", fontsize=9)
+        panel.set_xlabel("width relative to the known mode", fontsize=8)
+    panels[0].set_ylabel("found, share of seeds")
+    panels[-1].legend(fontsize=7, frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def main() -> int:
+    """Measure, store ``detection.json``, and draw ``detection.svg``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.verdict.detection", description="how often a second mode is found"
+    )
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--report-only", action="store_true", help="draw what is stored")
+    given = parser.parse_args()
+    stored = given.out / "detection.json"
+    rows = json.loads(stored.read_text()) if given.report_only else measure(given.seeds)
+    stored.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
+    draw(rows, given.out / "detection.svg")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Energies and gradients of a client against NumPy, on rows that are whole, masked, batched or split."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fald
+from fald.calculus import gradients as g
+from helpers import linear_model
+
+ROWS, TOTAL = 7, 20
+RNG = np.random.default_rng(2)
+A, Y = RNG.normal(size=(ROWS, 2)).astype(np.float32), RNG.normal(size=ROWS).astype(np.float32)
+THETA = jnp.array([0.4, -1.3])
+MODEL = linear_model(2.0)
+
+
+@pytest.fixture(autouse=True)
+def by_hand():
+    with jax.disable_jit():
+        yield
+
+
+def batch(keep=slice(None), mask=None):
+    a, y = A[keep], Y[keep]
+    count = len(a) if mask is None else int(np.sum(mask))
+    return g.Batch(
+        (jnp.asarray(a), jnp.asarray(y)), None if mask is None else jnp.asarray(mask), jnp.asarray(count)
+    )
+
+
+MASK = np.array([1, 1, 0, 1, 0, 1, 0], bool)
+
+
+@pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "masked"])
+@pytest.mark.parametrize("keep", [slice(None), slice(0, 7, 1)])
+def test_energy_and_gradient_are_scaled_to_all_rows(mask, keep):
+    used = np.ones(ROWS, bool) if mask is None else mask
+    theta = np.asarray(THETA, float)
+    off = Y[used] - A[used] @ theta
+    scale = TOTAL / used.sum()
+    energy = 0.5 * theta @ theta / 4 + scale * 0.5 * np.sum(off**2)
+    gradient = theta / 4 - scale * A[used].T @ off
+    np.testing.assert_allclose(g.energy_fn(MODEL, TOTAL)(THETA, batch(keep, mask)), energy, rtol=1e-5)
+    np.testing.assert_allclose(g.gradient_fn(MODEL, TOTAL)(THETA, batch(keep, mask)), gradient, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mask", [None, MASK], ids=["whole", "masked"])
+@pytest.mark.parametrize("norm", [0.5, 1.5, 100.0])
+def test_each_row_is_cut_and_the_prior_is_not(mask, norm):
+    used = np.ones(ROWS, bool) if mask is None else mask
+    theta = np.asarray(THETA, float)
+    rows = A[used] * (Y[used] - A[used] @ theta)[:, None]
+    lengths = np.linalg.norm(rows, axis=1)
+    cut = rows * np.minimum(1, norm / lengths)[:, None]
+    wanted = theta / 4 - TOTAL / used.sum() * cut.sum(0)
+    found = g.gradient_fn(MODEL, TOTAL, clip_norm=norm)(THETA, batch(mask=mask))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    assert norm < 100 or np.allclose(found, g.gradient_fn(MODEL, TOTAL)(THETA, batch(mask=mask)), rtol=1e-5)
+
+
+def test_a_row_without_gradient_is_cut_to_nothing():
+    a = jnp.zeros((1, 2))
+    found = g.gradient_fn(MODEL, 1, clip_norm=1.0)(THETA, g.Batch((a, jnp.ones(1)), None, jnp.asarray(1)))
+    np.testing.assert_allclose(found, THETA / 4)
+
+
+@pytest.mark.parametrize("head", [1, 3])
+def test_split_rows_stand_for_the_whole(head):
+    whole = jnp.asarray(A)
+    split = g.Split(whole[:head], whole[head:])
+    assert g._num_rows((split, jnp.asarray(Y))) == g._num_rows((whole, whole)) == ROWS
+    for start in (0, head - 1, head, ROWS - 2):
+        for length in (1, ROWS - start):
+            np.testing.assert_array_equal(g._slice(split, start, length), whole[start : start + length])
+            np.testing.assert_array_equal(g._slice(whole, start, length), whole[start : start + length])
+    index = jnp.array([6, 0, head, head - 1, 2])
+    np.testing.assert_array_equal(g._take(split, index), whole[index])
+    np.testing.assert_array_equal(g._take(g.Split(whole[:head, 0], whole[head:, 0]), index), whole[index, 0])
+
+
+def test_all_rows_of_a_client_repeat_the_last_under_a_mask():
+    rows = g.Rows(jnp.arange(ROWS), 2, 3, ROWS)
+    exact = rows._replace(capacity=3, exact=True).all()
+    assert (exact.rows.tolist(), exact.mask, exact.count) == ([2, 3, 4], None, 3)
+    padded = rows._replace(capacity=5).all()
+    assert padded.rows.tolist() == [2, 3, 4, 4, 4]
+    assert padded.mask.tolist() == [True, True, True, False, False]
+    assert padded.count == 3
+    held = rows._replace(capacity=5).hold()
+    assert held.all() is held.held
+    assert held.held.rows.tolist() == padded.rows.tolist()
+
+
+@pytest.mark.parametrize(("size", "wanted"), [(5, 3), (3, 3), (2, 2)])
+def test_batches_are_of_the_client(size, wanted):
+    rows, key = g.Rows(jnp.arange(100), 10, size, 100), jax.random.key_data(jax.random.key(0))
+    found = rows.some(key, 4, 3)
+    taken = np.asarray(found.rows)[np.asarray(found.mask)]
+    assert len(set(taken.tolist())) == wanted == int(found.count)
+    assert set(taken.tolist()) <= set(range(10, 10 + size))
+    if size >= 3:
+        full = rows.some(key, 4, 3, always_full=True)
+        assert (full.mask, int(full.count)) == (None, 3)
+        assert full.rows.tolist() == found.rows.tolist()
+
+
+def test_curvature_and_mode_of_quadratics():
+    sizes = {"a": 7, "b": 3}
+    data = fald.FederatedData.from_arrays({n: (A[:k] * (1 + k), Y[:k]) for n, k in sizes.items()})
+    padded = g.client_rows(data, 1, 5)
+    assert padded.mask.tolist() == [True] * 3 + [False] * 2
+    assert int(padded.count) == 3
+    np.testing.assert_array_equal(padded.rows[1], [*Y[:3], Y[2], Y[2]])
+    assert len(g.client_rows(data, 0, 4).rows[1]) == int(g.client_rows(data, 0, 4).count) == 4
+    with jax.disable_jit(False):
+        found = g.largest_curvatures(MODEL, data, [1, 0], THETA)
+        hessians = [np.eye(2) / 4 + 10 / k * (A[:k] * (1 + k)).T @ (A[:k] * (1 + k)) for k in (3, 7)]
+        np.testing.assert_allclose(found, [np.linalg.eigvalsh(h)[-1] for h in hessians], rtol=0.02)
+        x, y = np.concatenate([A[:7] * 8, A[:3] * 4]), np.concatenate([Y[:7], Y[:3]])
+        mode = np.linalg.solve(np.eye(2) / 4 + x.T @ x, x.T @ y)
+        np.testing.assert_allclose(g.pooled_mode(MODEL, data, THETA), mode, atol=0.02)

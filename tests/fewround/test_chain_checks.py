@@ -1,0 +1,105 @@
+"""Conditions of chains that follow a learned gradient, each by itself at its border."""
+
+import numpy as np
+import pytest
+
+from fald.fewround import chains
+from fald.fewround.certify import quantile
+
+COUNT, NAMES = 4000, ["a", "b"]
+RNG = np.random.default_rng(0)
+
+
+def exact(count=COUNT):
+    """(13, M) numbers with mean zero, unit variance and no correlation at all."""
+    z = np.linalg.qr(RNG.standard_normal((count, 13)))[0]
+    z = np.linalg.qr(np.column_stack([np.ones(count), z]))[0][:, 1:] * np.sqrt(count)
+    return z.T
+
+
+Z = exact()
+
+
+def failing(old, previous, new, energies=None, accepted=0.9, tolerance=0.05, extra=False):
+    energies = [Z[6], Z[7], Z[8]] if energies is None else energies
+    ends = [np.column_stack(pair) for pair in (old, previous, new)]
+    checks = chains.chain_checks(ends, energies, accepted, 0.5, tolerance, NAMES[:1] if extra else NAMES)
+    assert [c.name for c in checks] == ["movement", "bias", "settled", "acceptance"]
+    return {c.name: c.sentence for c in checks if not c.holds}
+
+
+OLD, PREVIOUS, NEW = (Z[0], Z[1]), (Z[2], Z[3]), (Z[4], Z[5])
+
+
+def mixed(a, b, r):
+    """A column whose correlation with ``a`` is r."""
+    return r * a + np.sqrt(1 - r**2) * b
+
+
+def test_chains_at_rest_pass():
+    assert failing(OLD, PREVIOUS, NEW) == {}
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_is_remembered(which):
+    for r, holds in ((chains._STILL - 0.01, True), (chains._STILL + 0.01, False)):
+        new = [mixed(OLD[j], NEW[j], r) if j == which else NEW[j] for j in range(2)]
+        found = failing(OLD, PREVIOUS, new)
+        assert ("movement" not in found) == holds
+        assert holds or f"in {NAMES[which]})" in found["movement"]
+        # the energy alone
+        found = failing(OLD, PREVIOUS, NEW, [Z[6], Z[7], mixed(Z[6], Z[8], r)])
+        assert ("movement" not in found) == holds
+        assert holds or "in their energy)" in found["movement"]
+    # the distance from the middle alone: the same size, with a sign of its own
+    signs = np.sign(Z[9])
+    far = np.abs(OLD[which]) * signs
+    new = [far if j == which else NEW[j] for j in range(2)]
+    assert "movement" in failing(OLD, PREVIOUS, new)
+
+
+def test_one_that_never_moves_is_remembered():
+    assert chains._correlation(np.ones(50), Z[0][:50]) == 1.0
+    assert chains._correlation(Z[0][:9], Z[1][:9]) == 1.0  # too few to tell
+    assert chains._correlation(Z[0][:10], -Z[0][:10]) == pytest.approx(-1.0)
+    gaps = np.r_[np.nan, Z[0][1:30]]
+    assert chains._correlation(gaps, Z[0][:30]) == pytest.approx(1.0)
+    np.testing.assert_allclose(chains._remaining(np.array([-0.5, 0.0, 0.5, 0.999])), [0.0, 0.0, 1.0, 99.0])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_way_that_is_left(sign, which):
+    """What is forgotten at a rate r has r/(1 − r) of its way to go: a third of the tolerance is for it."""
+    r = chains._STILL / 2
+    edge = 0.05 / 3 * (1 - r) / r
+    for far, holds in ((0.98 * edge, True), (1.02 * edge, False)):
+        new = [10.0 * mixed(OLD[j], NEW[j], r if j == which else 0.0) for j in range(2)]
+        old = [10.0 * (OLD[j] + (sign * far if j == which else 0.0)) for j in range(2)]
+        found = failing(old, [10.0 * p for p in PREVIOUS], new)
+        assert ("bias" not in found) == holds, found
+        assert holds or found["bias"].startswith(f"{NAMES[which]} is still on its way")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_still_moves(sign, which):
+    noise = quantile(2) * np.sqrt(2 / COUNT)
+    for tolerance in (0.05, 0.2):
+        edge = max(tolerance, noise)
+        for move, holds in ((edge - 1e-6, True), (edge + 1e-6, False)):
+            shifted = [7.0 * (p + (sign * move if j == which else 0.0)) for j, p in enumerate(PREVIOUS)]
+            wider = [7.0 * p * (1 + (sign * move if j == which else 0.0)) for j, p in enumerate(PREVIOUS)]
+            for previous in (shifted, wider):
+                new, old = [7.0 * n for n in NEW], [7.0 * o for o in OLD]
+                found = failing(old, previous, new, tolerance=tolerance)
+                assert ("settled" not in found) == holds
+                assert holds or found["settled"].startswith(f"{NAMES[which]} still moved")
+    assert noise > 0.05
+
+
+def test_acceptance_and_reported_quantities():
+    assert failing(OLD, PREVIOUS, NEW, accepted=0.5) == {}
+    assert list(failing(OLD, PREVIOUS, NEW, accepted=0.4999)) == ["acceptance"]
+    new = (NEW[0], mixed(OLD[1], NEW[1], 0.9))
+    assert "in reported quantity 1)" in failing(OLD, PREVIOUS, new, extra=True)["movement"]

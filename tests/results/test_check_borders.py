@@ -1,0 +1,241 @@
+"""Every check by itself, on facts made up for it: whom it names, and where its borders are."""
+
+import math
+
+import pytest
+from test_checks import (
+    CHAIN,
+    COLUMNS,
+    FIT,
+    FITTED,
+    OUTCOME,
+    PREDICTED,
+    REFERENCE,
+    ROW,
+    SENSITIVE,
+    SITE,
+    colour,
+    of_run,
+)
+
+from fald.results.examine import made_checks
+from fald.results.judgement import Check, by_limits, judgement, listed
+
+
+def found(facts, name):
+    (check,) = [check for check in made_checks(facts) if check.name == name]
+    return check
+
+
+def test_the_worst_parameter_is_named():
+    """The largest R-hat, the fewest draws, the largest bias and the strongest pull, wherever they stand."""
+    rows = [
+        {**ROW, "parameter": name, "r_hat": r, "ess_bulk": e}
+        for name, r, e in (("a", 1.02, 350.0), ("b", 1.07, 90.0), ("c", 1.0, 900.0))
+    ]
+    for order in (rows, rows[::-1], rows[1:] + rows[:1]):
+        facts = of_run(CHAIN, summary=order)
+        assert "R-hat of b is 1.070" in found(facts, "Mixing (R-hat)").sentence
+        assert found(facts, "Mixing (R-hat)").shown == "1.070"
+        assert "For b the draws are worth only 90" in found(facts, "Effective draws (ESS)").sentence
+        assert found(facts, "Effective draws (ESS)").shown == "90"
+        missing = [*order, {**ROW, "parameter": "z", "r_hat": None}]
+        assert (
+            "R-hat of z cannot be computed"
+            in found(of_run(CHAIN, summary=missing), "Mixing (R-hat)").sentence
+        )
+    pulls = [
+        {"parameter": p, "prior": v, "likelihood": 1.0} for p, v in (("a", 0.06), ("b", 0.2), ("c", 0.01))
+    ]
+    for order in (pulls, pulls[::-1]):
+        check = found({**CHAIN, "prior": order}, "Prior and rows")
+        assert "about b (2 of 3 parameters)" in check.sentence
+    # a pull against rows that do not resist is the prior alone
+    alone = [{"parameter": p, "prior": v, "likelihood": 0.0} for p, v in (("a", 0.06), ("b", 0.9))]
+    check = found({**CHAIN, "prior": alone}, "Prior and rows")
+    assert (check.colour, check.shown) == ("amber", "0.900")
+    assert "say little about b" in check.sentence
+    one = [SENSITIVE, {"parameter": "b", "prior": 0.06, "likelihood": 1.0}]
+    assert "about b: the prior" in found({**CHAIN, "prior": one}, "Prior and rows").sentence
+
+
+@pytest.mark.parametrize("name", ["Mixing (R-hat)", "Effective draws (ESS)"])
+def test_strict_minds_the_sampling_and_only_where_it_needs_care(name):
+    key = {"Mixing (R-hat)": "r_hat", "Effective draws (ESS)": "ess_bulk"}[name]
+    good, poor = {"r_hat": (1.0, 1.02), "ess_bulk": (1000.0, 300.0)}[key]
+    check = found(of_run(CHAIN, summary=[{**ROW, key: good}]), name)
+    assert (check.strict, check.advice) == (False, "")
+    check = found(of_run(CHAIN, summary=[{**ROW, key: poor}]), name)
+    assert check.strict
+    assert "run longer" in check.advice
+    assert found({**CHAIN, "chains": 1}, "Mixing (R-hat)").strict
+
+
+@pytest.mark.parametrize("which", ["bias", "sd_error"])
+def test_the_larger_of_two_predicted_errors_decides(which):
+    for value, expected in ((0.05, "green"), (0.0501, "amber"), (-0.2, "amber"), (-0.2001, "red")):
+        check = found(of_run(CHAIN, foreseen={"predicted": {**PREDICTED, which: value}}), "Predicted bias")
+        assert check.colour == expected
+        assert bool(check.advice) == (expected != "green")
+    for foreseen, words in (
+        (None, "needs a finished run"),
+        ({"predicted": None, "no_prediction": "too many parameters"}, "too many parameters"),
+    ):
+        check = found(of_run(CHAIN, foreseen=foreseen), "Predicted bias")
+        assert check.colour == "none"
+        assert words in check.sentence
+    check = found(of_run(CHAIN, step_times_curvature=None), "Step size")
+    assert check.colour == "none"
+
+
+def test_doubling_and_reference_leave_room_for_their_own_errors():
+    def doubling(shift, error):
+        return {**CHAIN, "doubling": {"shift": shift, "standard_error": error, "shift_parameter": "x"}}
+
+    for shift, error, expected in (
+        (0.11, 0.03, "green"), (0.1101, 0.03, "amber"), (-0.1101, 0.03, "amber"), (0.051, None, "amber"),
+        (0.049, None, "green"), (-0.31, 0.05, "red"), (0.01, 0.4, "green"),
+    ):  # fmt: skip
+        assert colour(doubling(shift, error), "Twice the step size") == expected, (shift, error)
+    for changes, expected in (
+        ({"shift": 0.11, "standard_error": 0.02, "sd_error": 0.0}, "green"),
+        ({"shift": 0.1101, "standard_error": 0.02}, "amber"),
+        ({"sd_error": 0.11, "sd_standard_error": 0.02}, "green"),
+        ({"sd_error": 0.1101, "sd_standard_error": 0.02}, "amber"),
+        ({"sd_error": 0.2301, "sd_standard_error": 0.01}, "red"),
+        ({"standard_error": 0.2 / 3 - 1e-9}, "green"),
+        ({"standard_error": 0.2 / 3 + 1e-9}, "amber"),
+        ({"shift": 1.0, "standard_error": 0.1}, "red"),
+    ):  # fmt: skip
+        assert colour({**CHAIN, "reference": {**REFERENCE, **changes}}, "Distance to a reference") == expected
+    assert not [c for c in made_checks({**CHAIN, "reference": None}) if c.name == "Distance to a reference"]
+
+
+def test_rounds_done_and_the_end_of_a_run():
+    for done, thinning, expected in ((10, 1, "green"), (9, 1, "red"), (9, 2, "green"), (8, 2, "red")):
+        facts = of_run(CHAIN, settings={"num_rounds": 10, "thinning": thinning}, rounds_done=done)
+        check = found(facts, "Run complete")
+        assert check.colour == expected
+        assert check.shown == f"{done} of 10 rounds"
+    assert found({**CHAIN, "ended": "the disk is full."}, "Run complete").sentence.endswith("full.")
+    assert not [c for c in made_checks(FITTED) if c.name == "Run complete"]
+    assert colour(of_run(CHAIN, settings={}, rounds_done=3), "Run complete") == "green"
+
+
+def test_sites_are_counted_and_named():
+    others = [{**SITE, "client": f"s{i}", "took_part": 0} for i in range(7)]
+    check = found({**CHAIN, "sites": [SITE, *others]}, "Sites")
+    assert check.shown == "1 of 8"
+    assert "Sites s0, s1, s2, s3, s4 and 2 more never took part" in check.sentence
+    assert "their rows" in check.sentence
+    check = found({**CHAIN, "sites": [SITE, others[0]]}, "Sites")
+    assert "Site s0 never took part in a kept round: the result does not contain its rows" in check.sentence
+    # one that is silent all the time is not called seldom
+    assert colour({**CHAIN, "sites": [SITE, {**others[0], "seldom": True}]}, "Sites") == "red"
+    check = found({**CHAIN, "sites": [SITE, {**SITE, "client": "s", "seldom": True}]}, "Sites")
+    assert "Site s took part far less often" in check.sentence
+    late = {"dropouts": [{"round": 3, "silent": ["b", "a"]}, {"round": 4, "silent": ["a"]}]}
+    assert "Sites a, b did not answer" in found({**CHAIN, "federation": late}, "Sites").sentence
+    assert colour({**CHAIN, "federation": {"dropouts": []}}, "Sites") == "green"
+
+
+def test_modes_weights_and_targets_that_do_not_apply():
+    for count, expected, shown in (
+        (0, "green", "0"),
+        (1, "green", "0"),
+        (2, "amber", "1"),
+        (4, "amber", "3"),
+    ):
+        check = found({**FITTED, "modes": count}, "Further solutions")
+        assert (check.colour, check.shown, bool(check.advice)) == (expected, shown, expected == "amber")
+    named = [c.name for c in made_checks({**FITTED, "modes": None})]
+    assert "Further solutions" not in named
+    assert "Importance weights (k-hat)" not in [c.name for c in made_checks(of_run(FITTED, khat=None))]
+    assert "Target" not in [c.name for c in made_checks(CHAIN)]
+    for value, advised in ((0.5, False), (0.51, True), (0.71, True)):
+        assert bool(found(of_run(FITTED, khat=value), "Importance weights (k-hat)").advice) == advised
+
+
+def test_of_three_checks_of_the_fit_the_farthest_that_fails_is_told():
+    def fit(**changes):
+        return found({**CHAIN, "predictive": {**FIT, **changes}}, "Fit of the model")
+
+    near, far = {"p_value": 0.001, "distance": -2.0}, {"p_value": 0.01, "distance": 6.0}
+    assert "the scatter of outcomes: 6 standard" in fit(site_means=near, squared_error=far).sentence
+    assert (
+        "sites' mean outcomes (north least): 6 standard" in fit(site_means=far, squared_error=near).sentence
+    )
+    # one that is far off but not improbable does not count
+    wide = {"p_value": 0.5, "distance": 50.0}
+    assert fit(calibration_error=wide).colour == "green"
+    assert fit(site_means=near, calibration_error=wide).colour == "amber"
+    assert fit(site_means={"p_value": 0.5, "distance": 0.0}).shown == "p 1"
+    assert fit(site_means={"p_value": 0.02, "distance": 0.0}).shown == "p 0.06"
+    pair = [{**OUTCOME, "distance": 0.5}, {**OUTCOME, "client": "south", "distance": -0.9}]
+    assert "(south least)" in fit(site_means=far, sites=pair).sentence
+    assert "(north least)" in fit(site_means=far, sites=[*pair[:1], {**pair[1], "seen": None}]).sentence
+
+
+def test_sites_outside_are_counted_and_the_worst_told_first():
+    def outcomes(*distances):
+        sites = [{**OUTCOME, "client": f"s{i}", "distance": d} for i, d in enumerate(distances)]
+        return found({**CHAIN, "predictive": {**FIT, "sites": sites}}, "Outcomes of the sites")
+
+    check = outcomes(0.1, -3.5, 2.5)
+    assert check.shown == "2 of 3 outside"
+    assert check.sentence.startswith("Outcomes at s1 lie below")
+    assert "So do those at s2" in check.sentence
+    assert "So do those" not in outcomes(0.1, 3.5).sentence
+    # 1.97 sds: p = 0.0488; among two 1 - (1-p)² = 0.095, among five 0.22
+    assert [outcomes(*[0.1] * others, 1.97).colour for others in (0, 1, 4)] == ["amber", "amber", "green"]
+    assert outcomes(*[0.1] * 4, 1.97).shown == "1 of 5 outside"
+
+
+def test_columns_in_the_order_of_how_bad_they_are():
+    both = {**COLUMNS, "copies": [("kg", "lb"), ("m", "cm")], "dependent": ["a"], "constant": ["z"]}
+    check = found({**CHAIN, "columns": both}, "Columns")
+    assert (check.colour, check.shown, check.advice) == ("red", "2 copied", "leave out lb")
+    assert "There are 1 more such pairs" in check.sentence
+    assert found({**CHAIN, "columns": {**both, "copies": []}}, "Columns").shown == "1 dependent"
+    single = {**COLUMNS, "copies": [("kg", "lb")]}
+    assert "more such pairs" not in found({**CHAIN, "columns": single}, "Columns").sentence
+    assert (
+        found(
+            {**CHAIN, "columns": {**COLUMNS, "constant": ["z"], "inflated": [("b", 200.0)]}}, "Columns"
+        ).shown
+        == "1 constant"
+    )
+    check = found(
+        {**CHAIN, "columns": {**COLUMNS, "inflated": [("b", 200.0), ("c", 900.0), ("d", 150.0)]}}, "Columns"
+    )
+    assert check.sentence.startswith("Column c")
+    far = [{"client": f"s{i}", "column": "age", "count": 1} for i in range(7)]
+    check = found({**CHAIN, "values": far}, "Values")
+    assert check.shown == "7 values"
+    assert "age at s4 (1) and 2 more" in check.sentence
+    assert found({**CHAIN, "values": far[:1]}, "Values").shown == "1 value"
+    assert "more" not in found({**CHAIN, "values": far[:5]}, "Values").sentence
+
+
+def test_a_judgement_puts_the_worst_first():
+    def check(name, colour, **more):
+        return Check(name, colour, "", f"{name} speaks.", "", **more)
+
+    green, amber, red = check("g", "green"), check("a", "amber", advice="care"), check("r", "red")
+    told = judgement([green, amber, red, check("n", "none")])
+    assert (told["colour"], told["word"], told["headline"]) == ("red", "stop", "Do not use this result.")
+    assert told["first"] == "Do not use: r speaks."
+    assert told["reasons"] == ["r speaks.", "a speaks. What to do: care."]
+    assert told["objections"] == ["r: r speaks."]
+    assert [c["word"] for c in told["checks"]] == ["fine", "care", "stop", "not known"]
+    careful = judgement([green, amber])
+    assert (careful["colour"], careful["first"]) == ("amber", "Use with care: a speaks.")
+    assert careful["objections"] == []
+    assert judgement([green, check("s", "amber", strict=True)])["objections"] == ["s: s speaks."]
+    assert judgement([green, check("s", "green", strict=True)])["objections"] == []
+    assert judgement([check("n", "none")])["first"] == "No problem found."
+    assert [by_limits(v, 1.0, 2.0) for v in (None, math.nan, 2.0, 1.0, math.inf, -math.inf)] == [
+        "red", "red", "amber", "green", "red", "green",
+    ]  # fmt: skip
+    assert listed([f"s{i}" for i in range(5)]) == "Sites s0, s1, s2, s3, s4"
+    assert listed([f"s{i}" for i in range(6)]).endswith("s4 and 1 more")
