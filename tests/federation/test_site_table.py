@@ -214,7 +214,8 @@ def test_a_roster_does_not_change_and_rows_do_not_either(site, monkeypatch):
     opened, _ = Site.ready(site, "open")
     two = fald.FederatedData.from_arrays({"a": (X, Y), "b": (X, Y)})
     monkeypatch.setattr(site.worker, "_load", lambda study: replace(two, features=("u", "v")))
-    assert "must give one client's rows" in site.say("open", opened).values["message"]
+    assert site.say("open", opened).values["message"] == site_run.UNSAID  # its log says which
+    assert "must give one client's rows" in (site.state / "site.log").read_text()
     monkeypatch.setattr(site.worker, "_load", lambda study: load(study, shift=1e-3))
     assert "rows have changed" in site.say("open", opened).values["message"]
 
@@ -430,10 +431,14 @@ def test_preparations_are_compared_with_what_the_method_declares(name):
     method = SimpleNamespace(offer=lambda model, data: {**right, "rows": X})
     sampler = SimpleNamespace(build_method=lambda: method)
     run.study, run.data = SimpleNamespace(require_any_sampler=lambda: sampler), None
+    run.frozen, run.left = SimpleNamespace(secure=False), {}
     with pytest.raises(PolicyError):
         run.offer()
     method.offer = lambda model, data: right
     assert set(run.offer()) == {f"{wire.PREPARED}{key}" for key in right}
+    run.frozen = SimpleNamespace(secure=True)
+    with pytest.raises(PolicyError, match="beside a secure sum"):
+        run.offer()
 
 
 @pytest.mark.parametrize("name", list(METHODS))
