@@ -1,6 +1,7 @@
 """The README's examples are run, and the documentation covers what the code has."""
 
 import importlib.util
+import operator
 import re
 import shlex
 import shutil
@@ -209,6 +210,23 @@ def test_every_public_name_is_in_the_api_reference():
     missing += [f"models.{n}" for n in fald.models.__all__ if n != "Model" and f"fald.models.{n}" not in text]
     missing += [f"samplers.{n}" for n in fald.samplers.__all__ if f"fald.samplers.{n}" not in text]
     assert not missing
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/fa-ld.md"])
+def test_names_of_a_page_are_public_and_in_the_api_reference(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"^```(?:python|\{code-cell\})\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    names = set(re.findall(r"\bfald\.([a-zA-Z_.]*[a-zA-Z_])", code))
+    assert len(names) > 5
+    reference = (REFERENCE / "api.md").read_text(encoding="utf-8")
+    for name in names:
+        room, _, last = name.rpartition(".")
+        operator.attrgetter(name)(fald)
+        assert name.partition(".")[0] in fald.__all__, name
+        listed = re.search(
+            rf"auto(?:module|class):: fald\.{room}\n   :members:(?:.*\b{last}\b|$)", reference, re.MULTILINE
+        )
+        assert f"fald.{name}\n" in reference or listed, name
 
 
 def test_file_formats_name_everything_in_a_result():

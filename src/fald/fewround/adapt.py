@@ -70,7 +70,7 @@ def _tempered(search: Search, state: State, current: Proposal, best: Derivatives
         power *= 0.8
         weights = smooth(power * state.all_logs)
     if weights.ess < 5 * search.target.dim:  # hardly a draw is near: go on from the highest
-        chosen = np.argsort(-search.batches[-1].values)[: max(20 * search.target.dim, 64)]
+        chosen = np.argsort(-search.batches[-1].values, kind="stable")[: max(20 * search.target.dim, 64)]
         own = moments(search.batches[-1].positions[chosen], np.full(len(chosen), 1 / len(chosen)))
         return proposal.gaussian(own.mean, 2 * own.covariance)
     tempered = moments(state.all_positions, weights.weights)

@@ -149,7 +149,11 @@ def tails(values: Array, directions: Array, centre_value: float, sd: Array, name
     moving = np.sum(size > 0.1 * size.max(axis=1, keepdims=True), axis=1)
     lacking = np.where(fallen, 1.0, slope - (2 + moving))
     worst = int(np.argmin(lacking))
-    most = [names[i] for i in np.argsort(-size[worst])[:3] if size[worst][i] > 0.1 * size[worst].max()]
+    most = [
+        names[i]
+        for i in np.argsort(-size[worst], kind="stable")[:3]
+        if size[worst][i] > 0.1 * size[worst].max()
+    ]
     return Check(
         "tails",
         bool(lacking[worst] > 0),
@@ -164,7 +168,7 @@ def far_mass(rays: Rays, found: Far, tolerance: float, names: list[str]) -> Chec
     worst = int(np.argmax(missed))
     share = float(found.share[worst].max())
     moving = np.abs(rays.factor @ rays.directions[worst]) / np.sqrt(np.sum(rays.factor**2, axis=1))
-    most = [names[i] for i in np.argsort(-moving)[:3] if moving[i] > 0.1 * moving.max()]
+    most = [names[i] for i in np.argsort(-moving, kind="stable")[:3] if moving[i] > 0.1 * moving.max()]
     return Check(
         "far mass",
         bool(missed[worst] <= tolerance / 2),

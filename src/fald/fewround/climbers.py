@@ -131,7 +131,7 @@ class Climbers:
     def _choose(self, deep: Array) -> Array:
         """(T, d) places beyond the deepest valleys, each on a hill to which nobody was sent yet."""
         new = np.zeros((0, self._next.shape[1]))
-        for i in np.argsort(-deep):
+        for i in np.argsort(-deep, kind="stable"):
             if deep[i] <= DIP or len(new) == _SENT:
                 break
             known = np.concatenate([self._sent, new])

@@ -252,7 +252,7 @@ def _look_out(search: Search, cast: rays.Rays, values: Array, state: State) -> C
         missed = found.missed.max(axis=1)
         hills = np.flatnonzero((valley(values.reshape(shape)) > _HILL) & (missed > search.tolerance / 2))
         tops = cast.positions[rays.tops(values.reshape(shape), hills)]
-        search.modes.send_apart(tops[np.argsort(-missed[hills])[:8]])
+        search.modes.send_apart(tops[np.argsort(-missed[hills], kind="stable")[:8]])
     return check
 
 
@@ -275,7 +275,7 @@ def _far(search: Search, centre: Array) -> Array:
     weights = smooth(last.values - last.density(last)).weights
     sd = np.maximum(np.sqrt(weights @ (last.positions - centre) ** 2), 1e-300)
     pull = weights * np.sum(((last.positions - centre) / sd) ** 2, axis=1) ** 2
-    return last.positions[np.argsort(-pull)[:6]]
+    return last.positions[np.argsort(-pull, kind="stable")[:6]]
 
 
 _FINAL = {"one mode", "tails", "numbers"}  # nothing else is amiss, and no further round mends these

@@ -40,7 +40,7 @@ def _fit(positions: Array, weights: Array, cores: int, rng: np.random.Generator)
     fourth = weights @ z**4 - 3 * (weights @ z**2) ** 2
     direction = np.abs(weights @ z**3) + np.abs(fourth) + 0.1 * rng.random(d)
     along = z @ (direction / np.linalg.norm(direction))
-    order = np.argsort(along)
+    order = np.argsort(along, kind="stable")
     group = np.empty(n, int)
     group[order] = np.minimum(cores * np.cumsum(weights[order]), cores - 1e-9).astype(int)
     parts = np.eye(cores)[group]

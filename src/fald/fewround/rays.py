@@ -168,7 +168,7 @@ def wide_cores(rays: Rays, found: Far, limit: float) -> Proposal | None:
         return None
     spreads: list[Array] = []
     lines: list[tuple[Array, float]] = []
-    order = np.argsort(-found.missed[: rays.special].max(axis=1)) if rays.special else []
+    order = np.argsort(-found.missed[: rays.special].max(axis=1), kind="stable") if rays.special else []
     for i in order:
         if not bad[i].any() or len(lines) == _MOST_WIDE:
             continue

@@ -89,8 +89,8 @@ def smooth(log_weights: Array) -> Smoothed:
     ratios = np.exp(logs - most)
     length, khat = _tail_length(len(ratios)), np.inf
     if length >= 5:
-        top = np.argpartition(ratios, len(ratios) - length - 1)[-length - 1 :]
-        top = top[np.argsort(ratios[top], kind="stable")]
+        # stable, because a site on another processor must break ties in the same way
+        top = np.argsort(ratios, kind="stable")[-length - 1 :]
         tail, cutoff = top[1:], ratios[top[0]]
         excesses = ratios[tail] - cutoff
         khat = np.inf if cutoff <= _NOTHING else 0.0
