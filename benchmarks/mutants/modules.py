@@ -21,7 +21,6 @@ _ATTACKS = [
         "test_weights_that_single_out_a_site_are_refused",
         "test_weights_from_sizes_that_differ_between_sites_give_noise",
         "test_sites_that_were_told_different_studies_give_noise",
-        "test_sites_that_were_told_different_starts_give_noise",
     )
 ]
 
@@ -65,7 +64,13 @@ TESTS: dict[str, list[str]] = {
         "privacy/test_privacy_combinations.py",
         "privacy/test_privacy_refusals.py",
     ],
-    "fald/privacy/events.py": ["privacy/test_privacy_combinations.py"],
+    "fald/privacy/events.py": [
+        "privacy/test_privacy_composition.py::test_classes_of_draws_keep_the_probability_and_round_up",
+        "privacy/test_privacy_composition.py::test_noise_of_honest_participants_is_the_least_possible",
+        "privacy/test_privacy_composition.py::test_summed_view_of_rounds_covers_the_last_step_only",
+        "privacy/test_privacy_refusals.py",
+        "privacy/test_privacy_combinations.py",
+    ],
     "fald/privacy/rounds.py": ["privacy/test_privacy_combinations.py"],
     "fald/privacy/compose.py": ["privacy/test_privacy_combinations.py"],
     "fald/privacy/settings.py": ["privacy/test_privacy_refusals.py", "privacy/test_privacy_combinations.py"],

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from fald.core.errors import PolicyError
-from fald.core.reveals import KINDS, UNDECLARED, Reveals, check_preparation, check_upload, shows_curvature
+from fald.core.reveals import (
+    KINDS,
+    UNDECLARED,
+    Reveals,
+    check_kind,
+    check_preparation,
+    check_upload,
+    shows_curvature,
+)
 from fald.fewround.methods import FIT_METHODS
 from fald.fewround.site import ANSWERS
 from fald.langevin.registry import METHODS, declared
@@ -13,7 +21,8 @@ from fald.langevin.registry import METHODS, declared
 MEANT = {
     "nothing": (0, False), "count": (0, False), "value": (0, False), "point": (1, False),
     "position": (1, False),
-    "quantised": (1, False), "gradient": (1, False), "shift": (1, False), "mode": (1, False),
+    "quantised": (1, False), "whitened": (1, False),
+    "gradient": (1, False), "shift": (1, False), "mode": (1, False),
     "hessian": (2, True), "precision": (2, True), "square": (2, True), "leverage": (0, True),
 }  # fmt: skip
 CURVED_METHODS = {"fsgld", "consensus", "consensus-parametric", "laplace"}
@@ -78,3 +87,19 @@ def test_what_is_not_declared_does_not_leave():
     with pytest.raises(PolicyError, match="does not send what the method declares: 'x'"):
         check_preparation(Reveals(), {"x": np.zeros((1, 3))}, 3)
     check_preparation(Reveals(), {}, 3)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_every_kind_of_number_has_its_shape(kind):
+    axes = KINDS[kind].axes
+    right = np.zeros((4, *(3,) * axes))
+    check_kind(kind, right, 3)
+    check_kind(kind, right[None], 3, many=2)
+    for wrong in (right[..., None], np.zeros((4, *(4,) * (axes or 1))), np.zeros(()), right[None]):
+        with pytest.raises(PolicyError, match=f"cannot be of the kind '{kind}'"):
+            check_kind(kind, wrong, 3)
+    if kind == "nothing":
+        with pytest.raises(PolicyError, match="declares to keep"):
+            check_kind(kind, right + np.eye(4)[3] * 1e-300, 3)
+    else:
+        check_kind(kind, right + 1, 3)

@@ -25,16 +25,16 @@ def test_local_steps_at_a_site_are_those_written_out(tmp_path, batch_size, optio
     method = kind(**settings, batch_size=batch_size)
     start, root = np.array([[0.5, -1.0], [2.0, 0.0]], np.float32), np.zeros(2, np.uint32)
     with jax.disable_jit():
-        site = LangevinSite(model, method, "full", data, 1, [13, 7], (root, root), start, tmp_path)
+        site = LangevinSite(model, method, "full", data, 1, [13, 7], root, start, tmp_path)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.vmap(method.init)(jnp.asarray(start))[0])]
-        upload = site.answer(Task(0, np.array([0.35, 0.0]), leaves, 0))
+        upload = site.answer(Task(0, np.array([0.35, 0.0]), leaves, 0, root))
     theta = start[0].astype(float)
     energy = theta @ theta / 8 + 20 / 7 * 0.5 * np.sum((y - x @ theta) ** 2)
     for _ in range(3):
         theta = theta - 0.01 * (theta / 4 - 20 / 7 * x.T @ (y - x @ theta))
     np.testing.assert_allclose(upload.position, [theta, [0.0, 0.0]], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(upload.energy, [energy, 0.0], rtol=1e-4)
-    kept = site._recall(Task(1, np.ones(2), [], 0))
+    kept = site._recall(Task(1, np.ones(2), [], 0, root))
     if option == 2:  # the control of the chain that drew the site, and none in the other
         moved = (start[0] - theta) / (3 * 0.01)
         np.testing.assert_allclose(kept, [moved, [0.0, 0.0]], rtol=1e-3, atol=1e-5)
