@@ -100,7 +100,7 @@ def test_groups_are_equal_and_only_where_steps_are_short():
     def groups(num_chains, dim=2):
         data = fald.FederatedData.from_arrays({name: np.zeros((1, dim)) for name in "ab"})
         model, method = fald.models.gaussian_location(np.eye(dim)), samplers.fald(local_steps=1, step_size=1)
-        problem = inprocess.Problem(np.zeros(2), model, data, method, fald.full(), num_chains, 0, 1)
+        problem = inprocess.Assignment(np.zeros(2), model, data, method, fald.full(), num_chains, 0, 1)
         return inprocess._layout(problem, None)[1].groups
 
     assert [groups(n) for n in (1, 128, 255, 256, 300, 301, 384)] == [1, 1, 1, 2, 2, 1, 3]
@@ -121,7 +121,7 @@ def test_large_clients_go_to_threads_and_small_ones_do_not():
         data = fald.FederatedData.from_arrays(rows)
         model = fald.models.softmax_regression(features, 3)
         method = samplers.fald(local_steps=local_steps, step_size=1e-6, batch_size=batch_size)
-        problem = inprocess.Problem(np.zeros(2), model, data, method, fald.full(), 1, 0, 1)
+        problem = inprocess.Assignment(np.zeros(2), model, data, method, fald.full(), 1, 0, 1)
         return inprocess._layout(problem, None)[1].apart
 
     assert apart(50, 200, 784)

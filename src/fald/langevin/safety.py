@@ -72,7 +72,7 @@ def accounted_sd(method: FALD, share: float, weight: float, step: int = 0) -> fl
     return math.sqrt(2 * s["step_size"] * s["temperature"] * (1 - rho) * (1 + rho) * variance)
 
 
-def check_noise(method: FALD, share: float, weight: float, largest: float, step: int = 0) -> None:
+def check_noise(method: FALD, share: float, weight: float, largest: float, *, step: int = 0) -> None:
     """Refuse a private round whose noise is not the one accounted for.
 
     Parameters

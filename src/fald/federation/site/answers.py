@@ -12,7 +12,7 @@ from fald.core.files import append_line, damaged, write_atomically
 from fald.federation import wire
 
 
-class Answered(NamedTuple):
+class Kept(NamedTuple):
     """One answer.
 
     Attributes
@@ -55,7 +55,7 @@ class Answers:
 
     def __init__(self, folder: Path):
         self._lines, self._last_path = folder / "answers.jsonl", folder / "last.bin"
-        self.known: list[Answered] = []
+        self.known: list[Kept] = []
         self._size = -1
         self.read()
 
@@ -67,7 +67,7 @@ class Answers:
         content = self._lines.read_bytes() if size else b""
         try:
             lines = content.split(b"\n")[:-1]  # after the last end of line: an answer that never left
-            self.known = [Answered(**json.loads(line)) for line in lines]
+            self.known = [Kept(**json.loads(line)) for line in lines]
         except (ValueError, TypeError) as error:
             raise damaged(self._lines, error) from error
         self._size = size
@@ -82,11 +82,11 @@ class Answers:
         """Answers that were not a repetition."""
         return len({(a.round, a.task) for a in self.known})
 
-    def of(self, number: int) -> list[Answered]:
+    def of(self, number: int) -> list[Kept]:
         """The answers to one round."""
         return [a for a in self.known if a.round == number]
 
-    def add(self, answered: Answered, last: Last) -> None:
+    def add(self, answered: Kept, last: Last) -> None:
         """Write an answer down; it may leave when this returns.
 
         Raises

@@ -185,7 +185,7 @@ def start_of(sampler: SamplerSection, model: Model) -> Array:
     return np.tile(np.asarray(model.flat_initial_position), (sampler.num_chains, 1))
 
 
-def next_broadcast(method: Method, root: Array, number: int, before: PyTree, total: Array) -> PyTree:
+def next_broadcast(method: Method, root: Array, number: int, *, before: PyTree, total: Array) -> PyTree:
     """What a server of chains sends in a round, from the sum of the uploads of the round before.
 
     Parameters

@@ -135,7 +135,7 @@ class LangevinSite:
         if entering > 0:
             largest = max(float(np.max(np.abs(a), initial=0.0)) for a in leaves)
             share = float(self._rows.size) / float(self._rows.total)
-            check_noise(method, share, entering, largest, (number - 1) * method.local_steps)
+            check_noise(method, share, entering, largest, step=(number - 1) * method.local_steps)
 
     @property
     def start(self) -> list[Array]:
@@ -144,7 +144,7 @@ class LangevinSite:
 
     def after(self, root: Array, number: int, total: Array) -> list[Array]:
         """The broadcast of a round, given the sum of all uploads of the round before."""
-        made = next_broadcast(self._method, root, number, self.start[0], total)
+        made = next_broadcast(self._method, root, number, before=self.start[0], total=total)
         return [np.asarray(leaf) for leaf in jax.tree.leaves(made)]
 
     def read(self, message: wire.Message) -> list[Array]:

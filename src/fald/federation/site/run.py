@@ -22,7 +22,7 @@ from fald.core.reveals import check_preparation, shows_curvature
 from fald.federation import wire
 from fald.federation.secure.session import Identity, Session, check_shares, split, unmask_sum
 from fald.federation.site.account import Account, check_weights, open_account
-from fald.federation.site.answers import Answered, Answers, Last
+from fald.federation.site.answers import Answers, Kept, Last
 from fald.federation.site.audit import FewRoundAudit, digest_of, public_root, same, start_of
 from fald.federation.site.langevin import LangevinSite, Task
 from fald.federation.site.ledger import Ledger
@@ -233,7 +233,7 @@ class SiteRun:
         masked = arrays.get("masked")
         upload = "" if masked is None else _words_digest(masked)
         shapes = {n.removeprefix("shape_"): a.tolist() for n, a in arrays.items() if n.startswith("shape_")}
-        kept = Answered(number, attempt, task.hex(), upload, shapes)
+        kept = Kept(number, attempt, task.hex(), upload, shapes)
         self.answers.add(kept, Last(number, attempt, digest, task, content))
         return content
 
