@@ -27,8 +27,9 @@ from fald.results.tree import save, settings_of
 from fald.runtime.checkpoint import Checkpoint
 from fald.runtime.journal import Journal
 from fald.study.fit import fit
-from fald.study.folder import check_folder
+from fald.study.folder import check_folder, read_study
 from fald.study.precision import set_precision
+from fald.study.scales import scaled, scales_request
 from fald.study.schema import Study
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _run(
     result = out / "posterior.nc"
     place = None if remote is None else remote()
     data = study.read_data() if place is None else place.data
-    study = _scaled(study, data, place)
+    study = _scaled(study, data, place, read_study(out) if resume else None)
     model = study.build_model(data.features)
     about = json.dumps(study.as_settings(), indent=1).encode()
     if not resume:  # a resumed run is first recognised as the same
@@ -141,16 +142,21 @@ def _run(
     return Run(study, out, found)
 
 
-def _scaled(study: Study, data: FederatedData, place: Remote | None) -> Study:
-    """The study with priors relative to scales that one round of sums finds, where it leaves them open."""
+def _scaled(study: Study, data: FederatedData, place: Remote | None, before: Study | None) -> Study:
+    """The study with priors relative to scales that one round of sums finds, where it leaves them open.
+
+    A run that is resumed has asked for them ``before``.
+    """
     model = study.build_model(data.features)
-    if model.scales_fn is None or not study.open_scales:
+    request = scales_request(study, model)
+    if request is None:
         return study
     check_model(model, data)
     exchange = InProcessExchange(model, data) if place is None else place.how["exchange"]
-    found = exchange.ask({"states": np.concatenate([np.zeros((1, model.dim)), np.eye(model.dim)])})
-    sums = found["state_values"], found["state_gradients"]
-    return study.with_scales(model.scales_fn(*sums, int(np.sum(data.sizes))))
+    if before is not None and before.model.scales is not None:
+        exchange.resume(1)
+        return study.with_scales(before.model.scales.model_dump())
+    return scaled(study, model, exchange.ask(request), int(np.sum(data.sizes)))
 
 
 def _draws(study: Study, model: Model, data: FederatedData, place: Remote | None, **how: Any) -> xr.DataTree:

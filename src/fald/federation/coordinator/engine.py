@@ -57,8 +57,8 @@ class RemoteExchange:
         self._begun = False
 
     def resume(self, answered: int) -> None:
-        """Go on after so many rounds."""
-        self._round = answered
+        """Go on after so many rounds more."""
+        self._round += answered
 
     def ask(self, request: Request) -> Answer:
         """Sum the sites' answers."""

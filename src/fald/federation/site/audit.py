@@ -12,7 +12,7 @@ difference within the tolerance, which other libraries and processors need, move
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ from fald.fewround.site import Answer, Request
 from fald.langevin.method import Method, Upload
 from fald.langevin.server import Server as View
 from fald.problem.model import Model
-from fald.study.schema import FitSection, SamplerSection
+from fald.study.scales import scaled, scales_request
+from fald.study.schema import SamplerSection, Study
 
 Array = NDArray[Any]
 TOLERANCE = 1e-8  # of the largest number of an array; docs/explanation/secure-sum.md says what was measured
@@ -45,14 +46,19 @@ class FewRoundAudit:
 
     Parameters
     ----------
-    fit, model
-        What the study says.
+    study, features
+        What the study says, and the names of the features.
     folder
         Where the sums of the rounds so far are kept.
+    rows
+        Gives the number of rows of all sites.
     """
 
-    def __init__(self, fit: FitSection, model: Model, folder: Path):
-        self._fit, self._model, self._folder = fit, model, folder
+    def __init__(self, study: Study, features: Sequence[str], folder: Path, rows: Callable[[], int]):
+        self._study, self._features, self._folder, self._rows = study, features, folder, rows
+        self._first = study.build_model(features)
+        self.scales = scales_request(study, self._first)
+        self._scaled: Model | None = None
         self._server: Server[Outcome] | None = None
         self._request: Request | None = None
         self._taken = 0
@@ -60,7 +66,26 @@ class FewRoundAudit:
     @property
     def most_rounds(self) -> int:
         """Rounds that the method may take."""
-        return few_round_settings(self._model, **self._fit.arguments()).most_rounds
+        settings = few_round_settings(self._first, **self._study.fit.arguments())
+        return settings.most_rounds + (self.scales is not None)
+
+    def model(self, number: int) -> Model:
+        """The model of a round: after the round of scales, with priors relative to them."""
+        if self.scales is None or number == 1:
+            return self._first
+        if self._scaled is None:
+            sums = wire.unpack(self._path(1).read_bytes()).arrays
+            found = scaled(self._study, self._first, sums, self._rows())
+            self._scaled = found.build_model(self._features)
+        return self._scaled
+
+    def _protocol(self) -> Server[Outcome]:
+        """The round of scales, where the study has one, and the method's own rounds after it."""
+        if self.scales is not None:
+            yield self.scales
+        model = self.model(2)
+        settings = few_round_settings(model, **self._study.fit.arguments())
+        return (yield from server_of(settings, model, self._study.fit.seed, []))
 
     def knows(self, number: int) -> bool:
         """Whether the sums of a round were passed on."""
@@ -88,8 +113,7 @@ class FewRoundAudit:
             If a sum is missing, or the protocol has ended.
         """
         if self._server is None or number <= self._taken:
-            settings = few_round_settings(self._model, **self._fit.arguments())
-            self._server, self._taken = server_of(settings, self._model, self._fit.seed, []), 0
+            self._server, self._taken = self._protocol(), 0
             self._request = next(self._server)
         while self._taken < number - 1 and self._request is not None:
             path = self._path(self._taken + 1)

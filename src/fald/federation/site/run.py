@@ -114,7 +114,11 @@ class SiteRun:
         self._rows: Site | None = None
         self._langevin: LangevinSite | None = None
         self._account: Account | None = None
-        self._audit = None if study.sampler is not None else FewRoundAudit(study.fit, self.model, folder)
+        self._audit = (
+            FewRoundAudit(study, data.features, folder, lambda: sum(self.frozen.sizes))
+            if study.sampler is None
+            else None
+        )
 
     def introduce(self) -> None:
         """Make the keys of the session."""
@@ -273,15 +277,18 @@ class SiteRun:
         if odd:
             raise PolicyError(f"the study's method declares no request for {ANSWERS[odd[0]].says}")
         check_request(request, self.model.dim)
+        number = message.values["round"]
+        shown = any(name.startswith(PASSED) for name in message.arrays)
+        # the sums of a round of scales shape the prior, whether the site audits or not
+        needed = self.site.policy.audit or (number == 2 and self._audit.scales is not None)
+        if needed and number > 1 and (shown or not self._audit.knows(number - 1)):
+            self._audit.take(number - 1, self._sums(message, number - 1))
         if self.site.policy.audit:
-            number = message.values["round"]
-            shown = any(name.startswith(PASSED) for name in message.arrays)
-            if number > 1 and (shown or not self._audit.knows(number - 1)):
-                self._audit.take(number - 1, self._sums(message, number - 1))
             request = self._audit.check(number, request)
+        model = self._audit.model(number)
         with about_rows():
-            if self._rows is None:
-                self._rows = make_site(self.model, self.data.rows, self.site.name)
+            if self._rows is None or self._rows.model is not model:
+                self._rows = make_site(model, self.data.rows, self.site.name)
             found = answer(self._rows, expand(request))
         kinds = check_answer(found, self.model.dim)
         if shows_curvature(kinds) and not self.site.policy.curvature:
@@ -289,7 +296,7 @@ class SiteRun:
                 "curvature may not leave it (curvature of its policy)",
                 hint="set curvature = false in [fit] of the study",
             )
-        arrays = rounded(self.model, self.site.name, request, found)
+        arrays = rounded(model, self.site.name, request, found)
         self._tell({ARRAYS[name][0]: a.size for name, a in arrays.items()})
         if self._session is None:
             return arrays
