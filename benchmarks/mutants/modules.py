@@ -39,7 +39,7 @@ TESTS: dict[str, list[str]] = {
         "federation/test_site_table.py::test_uploads_are_compared_with_what_the_method_declares",
         "federation/test_site_steps.py",
     ],
-    "fald/core/reveals.py": ["core/test_reveals.py"],
+    "fald/core/reveals.py": ["core/test_reveals.py", "federation/test_site_table.py"],
     "fald/federation/site/ledger.py": ["federation/test_budget_borders.py", "federation/test_ledger.py"],
     "fald/federation/site/account.py": ["federation/test_account.py"],
     "fald/federation/secure/session.py": ["federation/test_budget_borders.py", "federation/test_secure.py"],

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,13 +10,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256, Hash
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+from hostile import STUDY
 from test_secure import TASK, Sites, numbers
 
-from fald.core.errors import ConfigError, PrivacyError, SecureSumError, StorageError
+from fald.core.errors import ConfigError, PolicyError, PrivacyError, SecureSumError, StorageError
 from fald.federation.secure import session
 from fald.federation.secure.fixed_point import LIMIT, MOST_TERMS, decode, encode
 from fald.federation.site.ledger import Charge, Ledger
 from fald.federation.site.policy import make_policy
+from fald.federation.site.worker import _proposal
+from fald.study.schema import make_study
 
 
 def reserve(ledger, *charges):
@@ -164,3 +168,11 @@ def test_mistakes_in_a_policy_show_a_value_and_never_a_whole_section():
     with pytest.raises(ConfigError) as caught:
         make_policy({"zzz": 5})
     assert caught.value.hint.startswith("keys: allowed-columns, ")
+
+
+def test_a_method_that_declares_nothing_is_refused_by_every_policy():
+    study = make_study(STUDY, "study.toml")
+    proposal = _proposal(study, True, 3)
+    make_policy({}).check(proposal)
+    with pytest.raises(PolicyError, match=r"does not declare what it sends \(reveals\)"):
+        make_policy({}).check(replace(proposal, declared=False))
