@@ -295,7 +295,7 @@ def requesting(site, method, curvature, monkeypatch):
     values, _ = site.ready("ask", STUDY)
     fit = SimpleNamespace(method=method, curvature=curvature)
     monkeypatch.setattr(site.worker._run, "study", SimpleNamespace(sampler=None, fit=fit, privacy=None))
-    monkeypatch.setattr(site.worker._run, "_rows", object())
+    monkeypatch.setattr(site_run, "make_site", lambda *_: SimpleNamespace(model=None))
     return values
 
 
