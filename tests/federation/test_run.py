@@ -135,6 +135,22 @@ def test_interrupted_runs_resume_to_the_same_chains_with_other_workers(place, tm
     assert difference(whole, resumed) == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("audit", [True, False])
+def test_few_rounds_resume_after_their_round_of_scales(place, tmp_path, audit):
+    """Priors are left open, so that the first round asks for scales."""
+    study, rules = place.study(), tmp_path / "policy.toml"
+    rules.write_text(f"audit = {str(audit).lower()}\n")
+    assert study.open_scales
+    whole = run_federated(study, place.link(policy=rules), tmp_path / "whole")
+    link = Stopping({n: place.worker(n, policy=rules).handle for n in SIZES})
+    link.round = 3
+    with pytest.raises(Interrupted):
+        run_federated(study, link, tmp_path / "parts")
+    resumed = run_federated(study, place.link(policy=rules), tmp_path / "parts", resume=True)
+    assert difference(whole, resumed) == 0
+
+
 class Silent(LocalLink):
     """A site that does not answer rounds."""
 

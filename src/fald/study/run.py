@@ -152,10 +152,11 @@ def _scaled(study: Study, data: FederatedData, place: Remote | None, before: Stu
     if request is None:
         return study
     check_model(model, data)
-    exchange = InProcessExchange(model, data) if place is None else place.how["exchange"]
     if before is not None and before.model.scales is not None:
-        exchange.resume(1)
+        if place is not None:
+            place.how["exchange"].resume(1)
         return study.with_scales(before.model.scales.model_dump())
+    exchange = InProcessExchange(model, data) if place is None else place.how["exchange"]
     return scaled(study, model, exchange.ask(request), int(np.sum(data.sizes)))
 
 

@@ -120,6 +120,11 @@ class SiteRun:
             else None
         )
 
+    @property
+    def wants_sums(self) -> bool:
+        """Whether the site needs to see what a round gave: to audit, or for priors relative to scales."""
+        return self.site.policy.audit or (self._audit is not None and self._audit.scales is not None)
+
     def introduce(self) -> None:
         """Make the keys of the session."""
         self.answers.forget_last()
