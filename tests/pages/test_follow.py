@@ -91,7 +91,7 @@ def test_a_run_whose_process_is_gone_died(run):
     begin(notes)
     notes.write(round=1)
     assert follower.state({})["status"] == "running"
-    notes._file.close()  # the lock goes with the process
+    notes.close()  # the lock goes with the process
     assert follower.state({})["status"] == "died"
 
 
@@ -100,7 +100,7 @@ def test_the_last_line_says_how_a_run_ended(run, status):
     notes, follower = run
     begin(notes)
     notes.write(event="end", status=status, message="because")
-    notes._file.close()
+    notes.close()
     state = follower.state({})
     assert (state["status"], state["message"]) == (status, "because")
 

@@ -109,10 +109,14 @@ class Journal:
         finally:
             with contextlib.suppress(StorageError):  # what ended the run is what matters
                 self.write(event="end", **status)
-            if self._file is not None:
-                with contextlib.suppress(OSError):
-                    self._file.close()
-                self._file = None
+            self.close()
+
+    def close(self) -> None:
+        """Close the file, and give its lock back."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
 
 
 def as_journal(journal: str | Path | Journal | None) -> Journal:
