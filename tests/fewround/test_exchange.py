@@ -72,6 +72,7 @@ import io, sys, struct
 import numpy as np
 from helpers import federation, linear_model
 from fald.calculus.sums import make_site
+from fald.fewround.rounding import rounded
 from fald.fewround.site import answer, expand
 
 name = sys.argv[1]
@@ -84,7 +85,7 @@ while True:
     with np.load(io.BytesIO(pipe_in.read(struct.unpack("<q", head)[0]))) as message:
         request = {key: message[key] for key in message.files}
     buffer = io.BytesIO()
-    np.savez(buffer, **answer(site, expand(request)))
+    np.savez(buffer, **rounded(site.model, name, request, answer(site, expand(request))))
     pipe_out.write(struct.pack("<q", len(buffer.getvalue())) + buffer.getvalue())
     pipe_out.flush()
 """
