@@ -182,6 +182,8 @@ def test_who_does_not_belong_is_refused(federation, folder):
     sites = {
         name: Supervisor("site", folder / name, second, settings.name) for name in ("borrowed", "genuine")
     }
+    for name in sites:  # as join does
+        kits.settle(folder / name, kits.read_kit(folder / name))
     log = federation.folder / "server" / "log.txt"
     refusal = f"authenticated as '{first}' but claimed endpoint '{second}'"
     try:
