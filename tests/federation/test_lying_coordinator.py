@@ -25,6 +25,7 @@ from hostile import (
 from fald.core.errors import ConfigError, PrivacyError, SecureSumError
 from fald.core.version import __version__
 from fald.federation import wire
+from fald.federation.secure.fixed_point import total
 from fald.federation.secure.session import unmask_sum
 from fald.federation.site.policy import make_policy
 from fald.federation.site.run import UNSAID
@@ -220,6 +221,21 @@ def test_rows_that_overflow_are_no_refusal(tmp_path):
     replies = coordinator.round(position=START + 1e300)
     assert kinds(replies) == ["reply"] * 3
     assert not np.isfinite(unmask_sum(list(uploads(replies)))).all()
+
+
+def test_how_many_rows_overflow_is_not_told(tmp_path):
+    """Otherwise moving the place at which rows overflow would count the rows beyond it: every value in turn."""
+    study = {**FEW_ROUND, "model": {"family": "poisson"}}
+    places = np.array([[0.0, 0.0, 0.0], [1e5, 0.0, 1e5], [1e5, 0.0, -5e4]])  # none; u > −1; u > 1/2
+    coordinator = begun(Coordinator(tmp_path, policy="audit = false\n"), study)
+    beyond = [[(rows["u"] > c).sum() for rows in coordinator.rows.values()] for c in (-0.99, 0.51)]
+    assert all(min(counts) > 0 for counts in beyond)
+    assert sum(beyond[0]) > 2 * sum(beyond[1])
+    replies = coordinator.ask({"points": places})
+    assert kinds(replies) == ["reply"] * 3
+    words = total(uploads(replies))
+    assert np.array_equal(words[:, 1], words[:, 2])
+    assert np.isfinite(unmask_sum(list(uploads(replies)))).tolist() == [True, False, False]
 
 
 def test_a_row_whose_gradient_is_no_number_counts_as_zero():
