@@ -111,9 +111,10 @@ def test_the_family_is_planned_reported_predicted_and_run_on_a_federation(packag
     assert found["mean"][1] > found["mean"][0] > 0
     planned = fald.planner.plan(study.build_model(["x"]), study.read_data())
     assert planned.best.num_rounds > 1
+    files = tables["data"]["files"]
     sites = {
-        name: SiteWorker(SiteSettings(name, tmp_path / "state" / name, Path(file))).handle
-        for name, file in tables["data"]["files"].items()
+        name: SiteWorker(SiteSettings(name, tmp_path / "state" / name, Path(file), sites=tuple(files))).handle
+        for name, file in files.items()
     }
     there = run_federated(study, LocalLink(sites), tmp_path / "there")
     np.testing.assert_allclose(

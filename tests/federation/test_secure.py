@@ -357,7 +357,10 @@ def test_numbers_that_cannot_be_summed_are_refused_without_showing_them(sites, b
 @pytest.mark.parametrize("num_bad", [1, 2, 4])
 @pytest.mark.parametrize(
     ("bad", "read"),
-    [(-np.inf, -np.inf), (-1e300, -np.inf), (-LIMIT, -np.inf), (np.nan,) * 2, (np.inf, np.nan), (1e20, np.nan)],
+    [
+        *[(bad, -np.inf) for bad in (-np.inf, -1e300, -LIMIT)],
+        *[(bad, np.nan) for bad in (np.nan, np.inf, 1e20)],
+    ],
 )
 def test_marked_numbers_make_their_sum_infinite_or_none(sites, num_bad, bad, read):
     values = np.full((4, 3), 0.999 * LIMIT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ def join(
     asks = f"{about['host']}:{about['port']}, authority {about['authority']}"
     _same_coordinator(place, asks)
     files = {"data": data, "policy": policy, "pins": pins}
-    site = write_site(place, about["site"], files, coordinator=asks)
+    site = write_site(place, about["site"], files, coordinator=asks, sites=about["sites"])
     rules = f"rules of {policy}" if policy else "default rules"
     report(f"Site {about['site']} of {about['federation']}: {rows:,} rows in {data}, {rules}")
     report(
@@ -138,12 +138,15 @@ def _same_coordinator(place: Path, asks: str) -> None:
         )
 
 
-def write_site(folder: Path, name: str, files: Mapping[str, Path | None], *, coordinator: str = "") -> Path:
-    """Write ``site.toml``, which tells the site's workers where things are."""
+def write_site(
+    folder: Path, name: str, files: Mapping[str, Path | None], *, coordinator: str, sites: Sequence[str]
+) -> Path:
+    """Write ``site.toml``, which tells the site's workers where things are, and who the others are."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     values = {
         "name": name,
-        **({"coordinator": coordinator} if coordinator else {}),
+        "coordinator": coordinator,
+        "sites": list(sites),
         **{key: str(path.resolve()) for key, path in files.items() if path is not None},
     }
     text = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())

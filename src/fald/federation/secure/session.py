@@ -278,9 +278,9 @@ class Session:
         among
             The sites asked, this one and at least two others; None: all. One round has one set of sites.
         saturate
-            True: NaN, infinities and numbers beyond the limit are marked, and their sum is −∞ or no number, as
-            the log likelihood of a draw far outside the posterior may be; what is left to see is how many sites
-            had one. False: refuse.
+            True: NaN, infinities and numbers beyond the limit are marked, and their sum is −∞ or no number,
+            as the log likelihood of a draw far outside the posterior may be; what is left to see is how many
+            sites had one. False: refuse.
 
         Returns
         -------

@@ -47,7 +47,7 @@ class Proposal:
     rounds, chains, local_steps
         The most rounds it may take, the chains that advance in each, and the steps of each chain.
     sites
-        How many sites the federation has.
+        How many sites the federation has by what the site itself knows; 0: it does not know.
     rows
         Rows of this site; 0 before they were looked at. Used at the site only.
     dim
@@ -234,7 +234,7 @@ class Policy(_Section):
         if (task.curvature or declared) and not self.curvature:
             found.append("second derivatives over its rows (curvature)")
         # of two sites each knows the other's part of a sum, so that a secure sum hides nothing
-        unsummed = task.sites < FEWEST_SITES if self.unsummed is None else self.unsummed
+        unsummed = 0 < task.sites < FEWEST_SITES if self.unsummed is None else self.unsummed
         if not task.secure_sum and not unsummed:
             found.append("uploads that do not go through a secure sum (unsummed)")
         return found

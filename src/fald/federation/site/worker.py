@@ -71,6 +71,8 @@ class SiteSettings:
         Public keys of all sites; None: those seen in the first run are kept, and later ones must match.
     coordinator
         Who can ask, as the record says it: the address of the server, and the fingerprint of its authority.
+    sites
+        Names of all sites of the federation, as the people here were told when they joined; empty: unknown.
     """
 
     name: str
@@ -79,6 +81,7 @@ class SiteSettings:
     policy: Path | None = None
     pins: Path | None = None
     coordinator: str = ""
+    sites: tuple[str, ...] = ()
 
     @property
     def identity(self) -> Path:
@@ -99,12 +102,15 @@ def read_site(folder: str | Path) -> SiteSettings:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}", hint="'fald federation join' writes it") from error
-    unknown = sorted(set(tree) - {"name", "state", "data", "policy", "pins", "coordinator"})
+    unknown = sorted(set(tree) - {"name", "state", "data", "policy", "pins", "coordinator", "sites"})
     if unknown or not isinstance(tree.get("name"), str):
         raise ConfigError(f"{path}: {'unknown key ' + repr(unknown[0]) if unknown else 'name is missing'}")
     paths = {key: Path(folder) / tree[key] for key in ("data", "policy", "pins") if key in tree}
-    asks = str(tree.get("coordinator", ""))
-    return SiteSettings(tree["name"], Path(folder) / tree.get("state", "state"), **paths, coordinator=asks)
+    asks, sites = str(tree.get("coordinator", "")), tree.get("sites", [])
+    if not isinstance(sites, list) or (sites and tree["name"] not in sites):
+        raise ConfigError(f"{path}: sites must be a list of names, this site's among them")
+    state = Path(folder) / tree.get("state", "state")
+    return SiteSettings(tree["name"], state, **paths, coordinator=asks, sites=tuple(map(str, sites)))
 
 
 class SiteWorker:
@@ -213,7 +219,7 @@ class SiteWorker:
         set_precision(study)
         if study.privacy is not None:
             private_parts(study)  # before anything leaves
-        proposal = _proposal(study, v["secure"], len(v["names"]))
+        proposal = _proposal(study, v["secure"], len(self._known_sites()))
         self.policy.check(proposal)
         self._check_sites(v["names"], v["secure"])
         data, warnings = self._opened(study, proposal)
@@ -272,12 +278,12 @@ class SiteWorker:
         """Refuse a roster without this site, and sums over fewer sites than are known here."""
         if self.settings.name not in names:
             raise FederationError("the roster must name this site once, in order")
-        known = self._known_pins()
+        known = self._known_sites()
         subset = names in [sorted(each) for each in self.policy.allowed_subsets]
-        if secure and known is not None and set(names) != set(known) and not subset:
+        if secure and known and set(names) != known and not subset:
             raise SecureSumError(
-                "the sites of the run are not those pinned here; they differ in "
-                + ", ".join(map(repr, sorted(set(names) ^ set(known)))),
+                "the sites of the run are not those known here; they differ in "
+                + ", ".join(map(repr, sorted(set(names) ^ known))),
                 hint="sums with and without a site show that site's numbers; allowed-subsets of the policy "
                 "names those that may be asked",
             )
@@ -302,6 +308,10 @@ class SiteWorker:
         self._run = None
         self._note(finished=message.values["run"])
         return {}, {}
+
+    def _known_sites(self) -> set[str]:
+        """Names of the sites, whatever a coordinator says: those pinned, else those told at joining."""
+        return set(self._known_pins() or self.settings.sites)
 
     def _known_pins(self) -> dict[str, str] | None:
         return _read_json(self.settings.pins or self.settings.state / "pins.json")
