@@ -163,7 +163,8 @@ def test_the_step_size_is_chosen_by_the_mean_over_its_own_seeds(sets, tmp_path, 
 
     monkeypatch.setattr(images, "run_chains", known)
     run = run_of("fig3", tmp_path, **{"tuning-seeds": 2, "num-seeds": 5})
-    assert images.tune(run, "mnist", [10])[10] == {"step-size": 2e-4, "brier": {"0.0002": 0.375, "0.001": 0.4375}}
+    scored = {"0.0002": 0.375, "0.001": 0.4375}
+    assert images.tune(run, "mnist", [10])[10] == {"step-size": 2e-4, "brier": scored}
     run = run_of("fig3", tmp_path, **{"tuning-seeds": 1, "num-seeds": 5})
     assert images.tune(run, "mnist", [10])[10]["step-size"] == 1e-3
 

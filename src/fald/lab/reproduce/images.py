@@ -206,7 +206,7 @@ def each_chain(
 def tune(run: PanelRun, data: str, local_steps: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Choose η for each K: the smallest validation Brier score of averaged predictions on a grid.
 
-    The score is a mean over ``tuning-seeds`` seeds. The tuning chains take ``tuning-steps`` local steps, but at
+    Scores are means over ``tuning-seeds`` seeds. The tuning chains take ``tuning-steps`` local steps, but at
     most ``tuning-rounds`` rounds.
     """
     s = run.settings
