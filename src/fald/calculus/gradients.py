@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fald.calculus.convolutions import channels_last, convolves
 from fald.core.keys import integers
 from fald.core.types import PyTree
 from fald.problem.data import FederatedData
@@ -205,7 +206,10 @@ def gradient_fn(model: Model, total_rows, clip_norm=None) -> Callable[[jax.Array
         def energy(position):
             return _energy(model, position, batch, _scale(total_rows, batch, theta.dtype))
 
-        return ravel_pytree(jax.grad(energy)(model.unravel(theta)))[0]
+        gradient = jax.grad(energy)
+        if convolves(model, batch.rows):
+            gradient = channels_last(gradient)
+        return ravel_pytree(gradient(model.unravel(theta)))[0]
 
     def clipped(theta: jax.Array, batch: Batch) -> jax.Array:
         assert clip_norm is not None
