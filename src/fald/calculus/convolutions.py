@@ -1,8 +1,8 @@
 """Convolutions written so that the compiler is quick with them inside a loop.
 
 On a CPU the compiler hands a convolution to its fast library only if channels come last. Outside loops it
-rearranges others itself; inside a loop, where a client's steps are, it does not, and gradients of convolutions
-are always of the other kind: a step of a small network then takes four to five times as long.
+rearranges others itself; inside a loop, where a client's steps are, it does not, and gradients of
+convolutions are always of the other kind: a step of a small network then takes four to five times as long.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -18,8 +19,8 @@ _NUMBERS = ("NHWC", "HWIO", "NHWC")
 def cnn(num_classes: int = 10, *, prior_scale: float = 1.0, seed: int = 0) -> Model:
     """Two convolutions (5 × 5 × 16, 3 × 3 × 32) with pooling, then 64 units.
 
-    Weights ~ N(0, prior_scale²·2/fan-in), biases ~ N(0, prior_scale²); the start is a draw of the weights with
-    scale 1 and zero biases. Rows are (image as bytes (784,), label).
+    Weights ~ N(0, prior_scale²·2/fan-in), biases ~ N(0, 2 prior_scale²); the start is a draw of the weights
+    with scale 1, and zero biases. Rows are (image as bytes (784,), label).
 
     Examples
     --------
@@ -49,7 +50,7 @@ def resnet(num_classes: int = 10, *, width: int = 16, prior_scale: float = 1.0, 
     """
     widths = (width, width, 2 * width, 4 * width)
     shapes: dict[str, tuple[int, ...]] = {"in": (3, 3, 1, width)}
-    for block, (before, after) in enumerate(zip(widths, widths[1:])):
+    for block, (before, after) in enumerate(pairwise(widths)):
         shapes |= {f"{block}a": (3, 3, before, after), f"{block}b": (3, 3, after, after)}
         if before != after:
             shapes[f"{block}s"] = (1, 1, before, after)
@@ -90,9 +91,9 @@ def _classifier(
         position[f"{layer}_bias"] = jnp.zeros(shape[-1])
 
     def logprior_fn(p: Any) -> jax.Array:
-        weights = sum(0.5 * fan_in[layer] * jnp.sum(p[layer] ** 2) for layer in shapes)
+        weights = sum(fan_in[layer] * jnp.sum(p[layer] ** 2) for layer in shapes)
         biases = sum(jnp.sum(p[f"{layer}_bias"] ** 2) for layer in shapes)
-        return -0.5 * (weights + biases) / prior_scale**2
+        return -0.25 * (weights + biases) / prior_scale**2
 
     def logits(p: Any, x: jax.Array) -> jax.Array:
         return logits_fn(

@@ -138,6 +138,14 @@ class InProcess:
         records = Records(rounds, position, of_draw, who[0], who[1], drift)
         return RunState(end, server, memory), records, float(energy)
 
+    def layout(self, problem: Assignment) -> str:
+        """How clients' work is laid out, in words, for the record."""
+        layout = self._prepare(problem)[1].rounds.layout
+        clients = "clients on threads" if layout.apart else "all clients in one program"
+        if not layout.one_by_one:
+            return clients
+        return f"{clients}; convolutions with channels last, one chain and one client at a time"
+
     def _advance_together(self, problem: Assignment, state: RunState, num_rounds: int, num_kept: int):
         """All rounds of a group of chains in one compiled call; the next call takes over its draw buffers."""
         given, compiled = self._prepare(problem)
