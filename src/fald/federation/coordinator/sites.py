@@ -23,6 +23,7 @@ from fald.federation.link import Arrival, Link
 from fald.federation.secure.session import FEWEST_SITES, unmask_sum
 from fald.federation.wire import PASSED, PREPARED, PROTOCOL
 from fald.problem.data import FederatedData
+from fald.problem.families import versions
 from fald.study.schema import FederationSection, Study
 
 Array = NDArray[Any]
@@ -145,8 +146,8 @@ class Federation:
         tree = self.study.as_settings()
         tree["data"] = {k: v for k, v in tree["data"].items() if k not in ("file", "files", "site")}
         tree = {k: v for k, v in tree.items() if k not in ("folder", "federation")}
-        values = {"version": __version__, "study": tree, "secure": self.secure, **self._ids()}
-        values["names"] = self.names
+        values = {"study": tree, "secure": self.secure, "names": self.names, **self._ids()}
+        values["version"] = versions(self.study.model.family)
         message = wire.pack("open", values)
         arrivals = self.link.send(dict.fromkeys(self.names, message), timeout=_OPENING)
         opened = {name: self._read(name, arrival, wire.MOST_BYTES) for name, arrival in arrivals.items()}
