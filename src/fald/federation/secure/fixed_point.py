@@ -24,6 +24,7 @@ Words = NDArray[np.uint64]
 FRACTION_BITS = 56
 LIMIT = 2.0**50
 MOST_TERMS = 512
+MASKED_BYTES = 16  # of a number under masks
 _SATURATED = -(2.0**61)
 _TO_HIGH = 2.0 ** (FRACTION_BITS - 64)
 _TO_LOW = 2.0**64
