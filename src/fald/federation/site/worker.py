@@ -28,6 +28,7 @@ from fald.core.errors import (
     PolicyError,
     PrivacyError,
     SecureSumError,
+    StorageError,
     printable,
 )
 from fald.core.files import locked, write_atomically
@@ -53,6 +54,7 @@ from fald.study.schema import Study, make_study
 
 Array = NDArray[Any]
 _TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError)  # whose words never come from rows
+_OWN_FILES = "a file of its own, such as its privacy ledger, is damaged or cannot be written"
 _DAY = 86400.0  # seconds
 
 
@@ -199,6 +201,8 @@ class SiteWorker:
         self.log("".join(traceback.format_exception(error)).rstrip())
         if isinstance(error, _TELLS) and not isinstance(error, RowsError) and _raised_here(error):
             said, hint, kind = error.message, error.hint, type(error).__name__
+        elif isinstance(error, StorageError):  # of the site's own files, not of its rows
+            said, hint, kind = _OWN_FILES, "the site's own log says which", FederationError.__name__
         else:  # one sentence for all: a difference could tell of the rows
             said, hint, kind = UNSAID, "the site's own log says what", FederationError.__name__
         self._note(refused=said)

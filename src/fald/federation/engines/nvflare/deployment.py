@@ -104,7 +104,8 @@ def _check_port(host: str, port: int) -> None:
         except OSError as error:
             raise FederationError(
                 f"port {port} cannot be used: {error.strerror}",
-                hint="another server may be running; the port is in federation.toml and in every kit",
+                hint="another server may be running, or the system keeps ports below 1024 for its "
+                "administrator; the port is in federation.toml and in every kit",
             ) from error
 
 
