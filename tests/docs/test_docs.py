@@ -303,3 +303,5 @@ def test_citation_names_the_released_version():
     text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"version: {fald.__version__}\n" in text
     assert "On Convergence of Federated Averaging Langevin Dynamics" in text
+    for page in (text, README):  # where the paper was published, and where it can be read
+        assert all(words in page for words in ("UAI", "2024", "244", "2112.05120"))
