@@ -18,6 +18,7 @@ from fald.problem import models, partition
 from fald.problem.data import FederatedData
 from fald.problem.models import Model
 from fald.results import diagnostics
+from fald.results.positions import positions
 from fald.results.predict import predict
 from fald.results.summary import summary
 from fald.results.tree import load, save
@@ -63,6 +64,7 @@ __all__ = [
     "paper_decay",
     "partition",
     "planner",
+    "positions",
     "predict",
     "privacy",
     "sample",
