@@ -44,9 +44,7 @@ class _Layout(NamedTuple):
 def _layout(model: Model) -> _Layout:
     leaves, tree = jax.tree.flatten(model.initial_position)
     ends = np.cumsum([np.size(leaf) for leaf in leaves])
-    places = [
-        np.arange(end - np.size(leaf), end).reshape(np.shape(leaf)) for leaf, end in zip(leaves, ends)
-    ]
+    places = [np.arange(end - np.size(leaf), end).reshape(np.shape(leaf)) for leaf, end in zip(leaves, ends)]
     index = dict(jax.tree.unflatten(tree, places))
     coefficient, intercept = index.pop("coefficient"), index.pop("intercept")
     predictors = np.concatenate([coefficient, intercept[..., None]], axis=-1)
