@@ -54,12 +54,15 @@ def test_values_in_float32_are_far_more_precise_than_weights_need(name: str, off
     rng = np.random.default_rng(5)
     count, features = 100_000, 3
     model = FAMILIES[name](features)
-    rows = rng.normal(size=(count, features)) + offset, outcomes(name, rng, count)
+    x = rng.normal(size=(count, features)) + offset
     places = predicted._layout(model).predictors
-    # positions of a posterior of these rows, most of whose predictors are near zero wherever x is
-    positions = 0.5 * rng.normal(size=model.dim) + rng.normal(size=(24, model.dim)) / np.sqrt(count)
-    for place in places:
+    centre = 0.5 * rng.normal(size=model.dim)
+    positions = np.concatenate([centre[None], centre + rng.normal(size=(24, model.dim)) / np.sqrt(count)])
+    for place in places:  # moderate predictors, wherever x is, as rows and their posterior have
         positions[:, place[-1]] -= offset * positions[:, place[:-1]].sum(axis=1)
+    chances = [x @ positions[0, place[:-1]] + positions[0, place[-1]] for place in places]
+    chances = np.stack(chances if len(places) > 1 else [0 * chances[0], *chances])
+    rows = x, np.argmax(chances + rng.gumbel(size=chances.shape), axis=0).astype(float)
     exact = predicted.hessians(model, rows, positions)[0]
     assert np.std(predicted.values(model, rows, positions) - exact) < 2.0**-13
     if name == "logistic" and offset:  # the twin: parameters themselves in float32 are not good enough
