@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fald.core.compiled import keep_compiled
 from fald.core.errors import ConfigError
 from fald.core.keys import as_key
 from fald.core.types import Position, StepSize, as_floats, float_dtype
@@ -160,6 +161,7 @@ def sample(
     >>> dict(tree["posterior"].sizes)
     {'chain': 4, 'draw': 100, 'location_dim_0': 1}
     """
+    keep_compiled()
     method = _method(
         method,
         local_steps=local_steps,
