@@ -29,6 +29,7 @@ from fald.results.terminal import drift_text, rounds_text, text
 from fald.results.tree import check_level
 from fald.study.datasets import study_path
 from fald.study.folder import forget_run, next_steps, open_run, read_study
+from fald.study.new_model import write_model
 from fald.study.precision import set_precision
 from fald.study.review import examine_run, predict_table
 from fald.study.run import Run as RunOf
@@ -332,6 +333,26 @@ def new(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("stu
         raise ConfigError(f"{path} already exists", hint="choose another name")
     write_atomically(path, TEMPLATE.encode())
     print(f"Wrote {path}. Edit it, then: fald run {path}")
+
+
+@app.command("new-model", short_help="Write a package with a model of your own to start from.")
+def new_model(
+    folder: Annotated[
+        Path, typer.Argument(metavar="NAME", help="Folder and package to make.", show_default=False)
+    ],
+) -> None:
+    """Write a small package with a model of your own, which studies and federations can name.
+
+    It has an entry point, a model, a test against NUTS, and a study with data and a site's policy.
+
+    Example: fald new-model my-model
+    """
+    write_model(folder)
+    print(
+        f"Wrote {folder}: the model is in {folder / folder.name.replace('-', '_') / '__init__.py'}. Next:\n"
+        f"  pip install --editable {folder}          here, and at every site of a federation\n"
+        f"  fald run {folder / 'study.toml'}"
+    )
 
 
 app.add_typer(federation_app, short_help="Run one study across machines.")
