@@ -26,7 +26,7 @@ from fald.federation.secure.session import FEWEST_SITES
 from fald.federation.site.policy import read_policy
 from fald.federation.site.record import as_rows, read_record
 from fald.federation.site.worker import read_site
-from fald.problem.data import read_table
+from fald.problem.encoding import TABLES, existing, read_table
 from fald.results.text import align
 
 Report = Callable[[str], None]
@@ -98,7 +98,9 @@ def join(
     """
     engine: Deployment = ENGINES[kit_engine(kit)]
     about = engine.read_kit(kit)
-    rows = len(read_table(data))
+    # what is no table is read by the model of a study
+    table = existing(data).suffix.lower() in TABLES
+    rows = f"{len(read_table(data)):,} rows in {data}" if table else f"what a model reads in {data}"
     read_policy(policy)
     if pins is not None:
         _check_pins(pins, about["site"])
@@ -108,7 +110,7 @@ def join(
     files = {"data": data, "policy": policy, "pins": pins}
     site = write_site(place, about["site"], files, coordinator=asks, sites=about["sites"])
     rules = f"rules of {policy}" if policy else "default rules"
-    report(f"Site {about['site']} of {about['federation']}: {rows:,} rows in {data}, {rules}")
+    report(f"Site {about['site']} of {about['federation']}: {rows}, {rules}")
     report(
         f"The federation's authority has the fingerprint {about['authority']}: compare it with what the "
         "coordinator tells you by another way, such as the telephone."
