@@ -115,7 +115,8 @@ def test_curvature_and_mode_of_quadratics():
     np.testing.assert_array_equal(padded.rows[1], [*Y[:3], Y[2], Y[2]])
     assert len(g.client_rows(data, 0, 4).rows[1]) == int(g.client_rows(data, 0, 4).count) == 4
     with jax.disable_jit(False):
-        found = g.largest_curvatures(MODEL, data, [1, 0], THETA)
+        clients, found = g.largest_curvatures(MODEL, data, [1, 0], THETA)
+        assert clients == [1, 0]
         hessians = [np.eye(2) / 4 + 10 / k * (A[:k] * (1 + k)).T @ (A[:k] * (1 + k)) for k in (3, 7)]
         np.testing.assert_allclose(found, [np.linalg.eigvalsh(h)[-1] for h in hessians], rtol=0.02)
         x, y = np.concatenate([A[:7] * 8, A[:3] * 4]), np.concatenate([Y[:7], Y[:3]])

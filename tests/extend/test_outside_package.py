@@ -73,7 +73,7 @@ def rows(seed: int = 0) -> fald.FederatedData:
 
 STUDY = {
     "data": {"target": "y", "features": ["x"]},
-    "model": {"family": "exponential", "options": {"shift": 0.0}},
+    "model": {"family": "outside:exponential", "options": {"shift": 0.0}},
 }
 
 
@@ -83,9 +83,9 @@ def test_a_family_is_one_file(package):
     assert tree.attrs["verdict"] == "reached"
     assert abs(float(tree["posterior"]["coefficient"].mean()) - 0.5) < 0.4
     assert "rate ratio" in str(fald.summary(tree)) or tree["posterior"]["coefficient"].attrs["ratio"]
-    make_policy({"allowed-models": ["exponential"]})
+    make_policy({"allowed-models": ["outside:exponential"]})
     with pytest.raises(ConfigError, match="no option"):
-        make_study({**STUDY, "model": {"family": "exponential", "options": {"shfit": 0.0}}}, "a test")
+        make_study({**STUDY, "model": {"family": "outside:exponential", "options": {"shfit": 0.0}}}, "a test")
 
 
 @pytest.fixture
@@ -111,9 +111,14 @@ def test_the_family_is_planned_reported_predicted_and_run_on_a_federation(packag
     assert found["mean"][1] > found["mean"][0] > 0
     planned = fald.planner.plan(study.build_model(["x"]), study.read_data())
     assert planned.best.num_rounds > 1
+    policy = tmp_path / "policy.toml"
+    policy.write_text('allowed-models = ["outside:exponential"]')
+    files = tables["data"]["files"]
     sites = {
-        name: SiteWorker(SiteSettings(name, tmp_path / "state" / name, Path(file))).handle
-        for name, file in tables["data"]["files"].items()
+        name: SiteWorker(
+            SiteSettings(name, tmp_path / "state" / name, Path(file), policy, sites=tuple(files))
+        ).handle
+        for name, file in files.items()
     }
     there = run_federated(study, LocalLink(sites), tmp_path / "there")
     np.testing.assert_allclose(

@@ -65,7 +65,9 @@ class Loopback:
     def start_site(self, site: str) -> None:
         place = self.folder / site
         place.mkdir(exist_ok=True)
-        (place / "site.toml").write_text(f'name = "{site}"\ndata = "{self.data[site].absolute()}"\n')
+        values = {"name": site, "data": str(self.data[site].absolute()), "sites": list(self.data)}
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        (place / "site.toml").write_text(text)
         port = self.node_ports[list(self.data).index(site)]
         common = ["--insecure", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"]
         common += ["--port", str(port)]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from fald.cli.main import app
 from fald.core.errors import ConfigError, FederationError
 from fald.core.files import sole_owner
-from fald.core.version import differences, versions
+from fald.core.version import differences, library_versions
 from fald.federation import commands, doctor
 from fald.federation.engines.nvflare import certificates, door, kits, process
 from fald.federation.engines.nvflare.deployment import odd_sites
@@ -124,7 +124,7 @@ def test_a_kit_is_joined_once(trial, rows, idle):
 
 
 def test_two_processes_with_one_kit_are_told_from_a_restart(tmp_path):
-    first, second = ({door._SAID: {"start": s, "versions": versions(), "time": 0}} for s in "ab")
+    first, second = ({door._SAID: {"start": s, "versions": library_versions(), "time": 0}} for s in "ab")
     (tmp_path / "server").mkdir()
     for said in (first, first, second, second):  # restarts of the engine, then of the command
         door.note_registration(tmp_path / "server", "north", said)
@@ -136,7 +136,7 @@ def test_two_processes_with_one_kit_are_told_from_a_restart(tmp_path):
 
 def test_versions_are_compared_when_a_site_joins(tmp_path, trial, rows, idle):
     (tmp_path / "server").mkdir(exist_ok=True)
-    older = {**versions(), "fald": "0.0.9"}
+    older = {**library_versions(), "fald": "0.0.9"}
     door.note_registration(tmp_path / "server", "north", {door._SAID: {"versions": older}})
     (line,) = odd_sites(tmp_path)
     assert line.startswith("north has fald 0.0.9, older than")
@@ -144,14 +144,14 @@ def test_versions_are_compared_when_a_site_joins(tmp_path, trial, rows, idle):
     assert "unknown" in odd_sites(tmp_path)[0]
     kit = trial / "sites" / "north"
     about = json.loads((kit / "kit.json").read_text())
-    (kit / "kit.json").write_text(json.dumps({**about, "versions": {**versions(), "jax": "99.1"}}))
+    (kit / "kit.json").write_text(json.dumps({**about, "versions": {**library_versions(), "jax": "99.1"}}))
     assert any("made with jax 99.1, newer than" in line for line in join(kit, rows))
-    assert differences(versions(), versions()) == []
+    assert differences(library_versions(), library_versions()) == []
 
 
 def test_strangers_with_a_certificate_are_not_let_in(trial, monkeypatch):
     from nvflare.apis.fl_context import FLContext
-    from nvflare.private.defs import CellMessageHeaderKeys
+    from nvflare.private.defs import CellMessageHeaderKeys, ClientType
     from nvflare.private.fed.server.client_manager import ClientManager
 
     monkeypatch.setattr(ClientManager, "authenticated_client", lambda *arguments: "let in")
@@ -166,8 +166,10 @@ def test_strangers_with_a_certificate_are_not_let_in(trial, monkeypatch):
             return self.name
 
     context = FLContext()
-    assert ClientManager.authenticated_client(None, Request("east"), context, None) is None
-    assert ClientManager.authenticated_client(None, Request("north"), context, None) == "let in"
+    site, user = ClientType.REGULAR, ClientType.ADMIN
+    assert ClientManager.authenticated_client(None, Request("east"), context, site) is None
+    assert ClientManager.authenticated_client(None, Request("north"), context, site) == "let in"
+    assert ClientManager.authenticated_client(None, Request("a user"), context, user) == "let in"
     assert list(door.read_joined(trial / "server")) == ["north"]
 
 

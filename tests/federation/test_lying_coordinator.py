@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,14 +21,17 @@ from hostile import (
     summed,
     sums,
     uploads,
+    without_none,
 )
 
 from fald.core.errors import ConfigError, PrivacyError, SecureSumError
 from fald.core.version import __version__
 from fald.federation import wire
+from fald.federation.secure.fixed_point import total
 from fald.federation.secure.session import unmask_sum
 from fald.federation.site.policy import make_policy
 from fald.federation.site.run import UNSAID
+from fald.federation.site.worker import SiteWorker
 
 
 @pytest.fixture
@@ -222,6 +226,21 @@ def test_rows_that_overflow_are_no_refusal(tmp_path):
     assert not np.isfinite(unmask_sum(list(uploads(replies)))).all()
 
 
+def test_how_many_rows_overflow_is_not_told(tmp_path):
+    """Otherwise moving the place at which rows overflow would count those beyond it: each value in turn."""
+    study = {**FEW_ROUND, "model": {"family": "poisson"}}
+    places = np.array([[0.0, 0.0, 0.0], [1e5, 0.0, 1e5], [1e5, 0.0, -5e4]])  # none; u > −1; u > 1/2
+    coordinator = begun(Coordinator(tmp_path, policy="audit = false\n"), study)
+    beyond = [[(rows["u"] > c).sum() for rows in coordinator.rows.values()] for c in (-0.99, 0.51)]
+    assert all(min(counts) > 0 for counts in beyond)
+    assert sum(beyond[0]) > 2 * sum(beyond[1])
+    replies = coordinator.ask({"points": places})
+    assert kinds(replies) == ["reply"] * 3
+    words = total(uploads(replies))
+    assert np.array_equal(words[:, 1], words[:, 2])
+    assert np.isfinite(unmask_sum(list(uploads(replies)))).tolist() == [True, False, False]
+
+
 def test_a_row_whose_gradient_is_no_number_counts_as_zero():
     from fald.calculus.gradients import clip_rows
 
@@ -330,9 +349,9 @@ def test_a_broadcast_must_be_the_average(coordinator):
 def test_a_run_does_not_go_on_without_a_site(coordinator):
     begun(coordinator)
     values = {"version": __version__, "study": STUDY, "secure": True, "names": ["a", "b", "d"]}
-    assert "not those pinned here" in said(coordinator.say("a", "open", values))
+    assert "not those known here" in said(coordinator.say("a", "open", values))
     coordinator.ids["run"] = "3" * 16
-    assert "not those pinned here" in said(coordinator.say("a", "open", values))
+    assert "not those known here" in said(coordinator.say("a", "open", values))
 
 
 def test_subsets_may_be_allowed_by_the_site_alone(tmp_path):
@@ -377,6 +396,23 @@ def test_privacy_that_is_required_needs_a_limit():
 def test_three_sites_send_no_upload_of_their_own_by_default(tmp_path):
     coordinator = Coordinator(tmp_path, secure=False)
     assert "(unsummed)" in said(coordinator.open()["a"])
+
+
+def test_a_first_run_of_two_sites_is_not_believed(tmp_path):
+    """Before it has pins a site sends single uploads only if its own files know of two sites."""
+    coordinator = Coordinator(tmp_path, secure=False)
+    asked = {"version": __version__, "study": without_none(FEW_ROUND), "secure": False, "names": ["a", "b"]}
+    settings = coordinator.workers["a"].settings
+    for known, kind in ((), "refusal"), (("a", "b", "c"), "refusal"), (("a", "b"), "reply"):
+        coordinator.workers["a"] = SiteWorker(replace(settings, sites=known))
+        assert coordinator.say("a", "open", asked).kind == kind
+
+
+def test_a_first_secure_sum_is_over_the_sites_that_joined(tmp_path):
+    coordinator = Coordinator(tmp_path)
+    settings = coordinator.workers["a"].settings
+    coordinator.workers["a"] = SiteWorker(replace(settings, sites=("a", "b", "c", "d")))
+    assert "differ in 'd'" in said(coordinator.open()["a"])
 
 
 # -- also: work, and words ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 _SHAPE_NUMBERS = ("jax", "jaxlib", "numpy", "scipy")
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Versions of fald and of the libraries whose numbers it passes on, as installed here."""
     return {"fald": __version__, **{name: importlib.metadata.version(name) for name in _SHAPE_NUMBERS}}
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fald.core.errors import ConfigError, FederationError, printable
 from fald.core.files import sole_owner, write_atomically
-from fald.core.version import differences, versions
+from fald.core.version import differences, library_versions
 from fald.federation.engines import ENGINES, Deployment, Site, deployment_of
 from fald.federation.folder import (
     ENGINE,
@@ -109,7 +109,7 @@ def join(
     asks = f"{about['host']}:{about['port']}, authority {about['authority']}"
     _same_coordinator(place, asks)
     files = {"data": data, "policy": policy, "pins": pins}
-    site = write_site(place, about["site"], files, coordinator=asks)
+    site = write_site(place, about["site"], files, coordinator=asks, sites=about["sites"])
     rules = f"rules of {policy}" if policy else "default rules"
     report(f"Site {about['site']} of {about['federation']}: {rows:,} rows in {data}, {rules}")
     report(
@@ -122,7 +122,7 @@ def join(
             "Only two sites: no secure sum can hide what this one sends. The coordinator sees each upload, "
             f"and {other} can work out much from the result; 'unsummed = false' in a policy refuses that."
         )
-    for line in differences(about.get("versions") or versions(), versions()):
+    for line in differences(about.get("versions") or library_versions(), library_versions()):
         report(f"The federation was made with {line}: the coordinator and all sites need the same.")
     identity = _identity(read_site(site).identity)
     report(f"This site's key has the fingerprint {key_fingerprint(identity.public)}.")
@@ -206,12 +206,15 @@ def _same_coordinator(place: Path, asks: str) -> None:
         )
 
 
-def write_site(folder: Path, name: str, files: Mapping[str, Path | None], *, coordinator: str = "") -> Path:
-    """Write ``site.toml``, which tells the site's workers where things are."""
+def write_site(
+    folder: Path, name: str, files: Mapping[str, Path | None], *, coordinator: str, sites: Sequence[str]
+) -> Path:
+    """Write ``site.toml``, which tells the site's workers where things are, and who the others are."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     values = {
         "name": name,
-        **({"coordinator": coordinator} if coordinator else {}),
+        "coordinator": coordinator,
+        "sites": list(sites),
         **{key: str(path.resolve()) for key, path in files.items() if path is not None},
     }
     text = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fald.core.errors import ConfigError, FaldError
-from fald.core.version import versions
+from fald.core.version import library_versions
 from fald.federation.engines import ENGINES, Finding
 from fald.federation.folder import KIT, SETTINGS, kit_engine, read_settings
 from fald.federation.secure.identity import Identity, key_fingerprint
@@ -60,7 +60,7 @@ def _attempted(about: str, look: Callable[[], list[Finding]]) -> list[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    here = versions()
+    here = library_versions()
     yield Finding("ok", "versions", ", ".join(f"{name} {number}" for name, number in here.items()))
 
 

@@ -33,8 +33,9 @@ from fald.calculus.sums import (
     gradients,
     hessians,
     log_likelihoods,
+    mean_derivatives,
     prior_derivatives,
-    prior_gradients,
+    prior_values,
 )
 from fald.core.errors import DataError, PolicyError
 from fald.core.reveals import KINDS, check_kind
@@ -304,8 +305,7 @@ def answer(site: Site, request: Request) -> Answer:
 
 
 def _smoothed(site: Site, positions: Array) -> Answer:
-    _, grads, second = hessians(site, positions)
-    return {"smooth_gradient": grads.mean(axis=0), "smooth_hessian": second.mean(axis=0)}
+    return dict(zip(("smooth_gradient", "smooth_hessian"), mean_derivatives(site, positions)))
 
 
 def _local_quadratic(site: Site, start: Array) -> Answer:
@@ -343,7 +343,7 @@ def _own_mode(site: Site, start: Array) -> Array | None:
         return Report(float(value), grad, second)
 
     def values(places: Array) -> Array:
-        return -log_likelihoods(site, places) - prior_gradients(site.model, places)[0]
+        return -log_likelihoods(site, places) - prior_values(site.model, places)
 
     found = descend(report, values, theta, tolerance=1e-4, max_exchanges=60)
     return found.position if found.report.finite else None

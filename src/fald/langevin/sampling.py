@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from fald.core.errors import ConfigError
 from fald.core.keys import as_key
 from fald.core.types import Position, StepSize, as_floats, float_dtype
 from fald.langevin.chains import Asked, Chains
-from fald.langevin.divergence import step_times_curvature
+from fald.langevin.divergence import StepCheck, check_step, step_at_draws
 from fald.langevin.draws import build_tree
 from fald.langevin.engine import Assignment, Engine
 from fald.langevin.fald import fald, private
@@ -29,6 +30,7 @@ from fald.langevin.safety import check_noise
 from fald.privacy.protection import Protection, secret_words
 from fald.problem.data import FederatedData
 from fald.problem.model import Model, check_model
+from fald.results.diagnostics import STEP_LIMIT
 from fald.results.summary import settling
 from fald.runtime import loop
 from fald.runtime.checkpoint import Checkpoint, as_checkpoint
@@ -63,6 +65,7 @@ def sample(
     method: Method | str | None = None,
     privacy: Protection | None = None,
     engine: Engine | None = None,
+    step_check: bool = True,
     progress: bool = True,
     checkpoint: str | Path | Checkpoint | None = None,
     journal: str | Path | Journal | None = None,
@@ -115,6 +118,9 @@ def sample(
         from entropy. Each chain counts.
     engine
         Where clients run; in this process by default.
+    step_check
+        Compare the step size with the largest curvature of some clients before the first round and at the
+        mean of the draws, each in about a second at most, and warn where it is too large. False: do not.
     progress
         Report on standard error.
     checkpoint
@@ -213,17 +219,23 @@ def sample(
     checkpoint = as_checkpoint(checkpoint)
     description = {} if checkpoint is None else _description(problem, settings, positions)
 
+    found = [_checked_step(problem, num_rounds, positions[0])] if step_check else []
+
     def build(records: list[Records], guard: Guard | None = None, costs: Any = None):
         told = {**settings, "num_rounds": num_rounds}
         tree = build_tree(problem, records, told, guard=guard, costs=costs)
-        unstable = step_times_curvature(problem, positions[0], records)
-        if unstable is not None:
-            tree.attrs["step_times_curvature"] = unstable
+        products = [c.product for c in (*found, *[step_at_draws(problem, records) for _ in found]) if c]
+        if products:
+            tree.attrs["step_times_curvature"] = max(products)
+        if isinstance(engine, InProcess):
+            tree.attrs["layout"] = engine.layout(problem)
         return tree
 
     notes = as_journal(journal)
     notes.about |= {"method": about.name, "model": model.name, "settings": settings}
     chains = Chains(problem, engine, Asked(positions, num_rounds, privacy), build)
+    if found and found[0] is not None:
+        chains.remark = f", step × curvature {found[0].product:.2g}"
     if not about.point_estimate:
         chains.settling = functools.partial(settling, model)
     loop.run(chains, checkpoint=checkpoint, description=description, journal=notes, progress=progress)
@@ -245,6 +257,16 @@ def _method(method: Method | str | None, **settings: Any) -> Method:
     if given:
         raise ConfigError("settings of the method belong into the method", hint="remove them from sample()")
     return method
+
+
+def _checked_step(problem: Assignment, num_rounds: int, start: jax.Array) -> StepCheck | None:
+    """What the step size is beside the curvature at the start, said aloud where it is too large."""
+    found = check_step(problem, num_rounds, start, np.arange(problem.data.num_clients))
+    # an optimiser only has to be stable
+    advice = "" if found is None else found.advice(2.0 if problem.method.about.point_estimate else STEP_LIMIT)
+    if advice:
+        warnings.warn(advice, stacklevel=3)
+    return found
 
 
 def _description(problem: Assignment, settings: dict[str, Any], positions: jax.Array) -> dict[str, Any]:

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from fald.core.errors import ConfigError, FederationError, PolicyError, PrivacyError, printable
 from fald.core.files import write_atomically
 from fald.core.reveals import KINDS
-from fald.core.version import __version__, differences, versions
+from fald.core.version import __version__, differences, library_versions
 from fald.federation import wire
 from fald.federation.link import Arrival, Link
 from fald.federation.secure.session import FEWEST_SITES, unmask_sum
 from fald.federation.wire import PASSED, PREPARED, PROTOCOL
 from fald.fewround.site import ARRAYS
 from fald.problem.data import FederatedData
+from fald.problem.families import versions
 from fald.study.schema import FederationSection, Study
 
 Array = NDArray[Any]
@@ -142,7 +143,7 @@ class Federation:
                 raise FederationError(
                     f"site {name!r} has {' and '.join(differ)}", hint="install the same version everywhere"
                 )
-            differ = differences(v.get("versions"), versions())
+            differ = differences(v.get("versions"), library_versions())
             if differ:
                 self.versions[name] = differ
             identities[name] = str(v.get("identity"))
@@ -152,8 +153,8 @@ class Federation:
         tree = self.study.as_settings()
         tree["data"] = {k: v for k, v in tree["data"].items() if k not in ("file", "files", "site")}
         tree = {k: v for k, v in tree.items() if k not in ("folder", "federation")}
-        values = {"version": __version__, "study": tree, "secure": self.secure, **self._ids()}
-        values["names"] = self.names
+        values = {"study": tree, "secure": self.secure, "names": self.names, **self._ids()}
+        values["version"] = versions(self.study.model.family)
         opened = self._from_all(wire.pack("open", values), wire.MOST_BYTES)
         for name, m in opened.items():
             self._same(name, m, {})

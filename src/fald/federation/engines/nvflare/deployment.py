@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fald.core.errors import FederationError
-from fald.core.version import differences, versions
+from fald.core.version import differences, library_versions
 from fald.federation.engines import Finding, Report, Site, Situation
 from fald.federation.engines.nvflare import certificates, jobs, kits, require_nvflare
 from fald.federation.engines.nvflare.door import read_joined
@@ -136,7 +136,7 @@ class Nvflare:
             ]
         certificates.check_certificate(startup, about["site"])
         found.append(_days(about["site"], startup / "client.crt", "remove it, join again, approve"))
-        differ = differences(about["versions"] or versions(), versions())
+        differ = differences(about["versions"] or library_versions(), library_versions())
         if differ:
             said = f"the federation was made with {' and '.join(differ)}"
             found.append(Finding("warn", "versions", said, "the coordinator and all sites need the same"))
@@ -176,7 +176,7 @@ def odd_sites(folder: Path) -> list[str]:
     """What is wrong with sites by what they said when they joined: versions, clocks, twins."""
     lines = []
     for site, about in sorted(read_joined(folder / "server").items()):
-        differ = differences(about["versions"], versions())
+        differ = differences(about["versions"], library_versions())
         if differ:
             lines.append(f"{site} has {' and '.join(differ)}: install the same everywhere")
         if about["twin"] is not None and time.time() - about["twin"] < _TWIN:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fald.core.files import write_atomically
-from fald.core.version import versions
+from fald.core.version import library_versions
 from fald.federation.folder import read_settings
 
 JOINED = "joined.json"  # in the server's folder
@@ -20,7 +20,7 @@ _SAID = "fald"  # what a site says when it registers
 
 def introduction() -> dict[str, Any]:
     """What a site says of itself when it registers: versions, its clock, and a number of this start."""
-    about = {"versions": versions(), "time": time.time(), "start": secrets.token_hex(4)}
+    about = {"versions": library_versions(), "time": time.time(), "start": secrets.token_hex(4)}
     return {_SAID: about}
 
 
@@ -53,7 +53,7 @@ def note_registration(server: Path, site: str, said: Any) -> None:
 def keep_door(server: Path) -> None:
     """In the server's process: let in whom ``federation.toml`` lists, whatever else has a certificate."""
     from nvflare.apis.fl_constant import FLContextKey
-    from nvflare.private.defs import CellMessageHeaderKeys
+    from nvflare.private.defs import CellMessageHeaderKeys, ClientType
     from nvflare.private.fed.server.client_manager import ClientManager
 
     sites, register = set(read_settings(server.parent).sites), ClientManager.authenticated_client
@@ -61,6 +61,8 @@ def keep_door(server: Path) -> None:
 
     def authenticated_client(self: Any, request: Any, fl_ctx: Any, client_type: Any) -> Any:
         name = request.get_header(CellMessageHeaderKeys.CLIENT_NAME)
+        if client_type == ClientType.ADMIN:  # users, whose role the engine looks at
+            return register(self, request, fl_ctx, client_type)
         if name not in sites:
             told = f"{name!r} has a certificate, but is no site of this federation"
             fl_ctx.set_prop(FLContextKey.UNAUTHENTICATED, told, sticky=False)

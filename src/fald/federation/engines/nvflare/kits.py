@@ -17,7 +17,7 @@ from typing import Any
 
 from fald.core.errors import ConfigError, FederationError, StorageError
 from fald.core.files import write_atomically
-from fald.core.version import versions
+from fald.core.version import library_versions
 from fald.federation.engines.nvflare.certificates import (
     REQUEST,
     Authority,
@@ -195,7 +195,7 @@ def make_site(kit: Path, federation: FederationSettings, authority: Authority, s
     """The kit of a site: where the server is, and the authority's certificate. Nothing in it is executed."""
     _make_folders(kit, authority)
     about = {"federation": federation.name, "site": site, "host": federation.host, "port": federation.port}
-    _write(kit / KIT, {**about, "sites": list(federation.sites), "versions": versions()})
+    _write(kit / KIT, {**about, "sites": list(federation.sites), "versions": library_versions()})
 
 
 def settle(kit: Path, about: Mapping[str, Any]) -> None:
