@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from fald.core.compiled import cache_folder
 from fald.core.errors import FederationError
 
 ENGINE_LOG = "engine.txt"  # what the process prints; the engine's own log is log.txt beside it
@@ -143,9 +144,11 @@ def is_working(pid: int | None) -> bool:
 
 def _compiled_programs() -> dict[str, str]:
     """Let workers keep compiled programs where the ``fald`` command does, so that resumed runs start fast."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache_folder()
+    if folder is None:
+        return {}
     return {
-        "JAX_COMPILATION_CACHE_DIR": str(root / "fald" / "compiled"),
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
