@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fald.core.errors import ConfigError, FederationError, PolicyError, PrivacyError, printable
 from fald.core.files import write_atomically
 from fald.core.reveals import KINDS
-from fald.core.version import __version__
+from fald.core.version import __version__, differences, library_versions
 from fald.federation import wire
 from fald.federation.link import Arrival, Link
 from fald.federation.secure.session import FEWEST_SITES, unmask_sum
@@ -90,6 +90,7 @@ class Federation:
             self._passed = (stored.values["round"], stored.arrays)
         self._status: dict[str, dict[str, Any]] = {}
         self.dropouts: list[dict[str, Any]] = []
+        self.versions: dict[str, list[str]] = {}  # by site, libraries of other versions than here
         self.names = sorted(link.names)
         self.secure = self._choose_secure()
         self.identities = self._greet()
@@ -137,10 +138,14 @@ class Federation:
             if v.get("site") != name:
                 raise FederationError(f"site {name!r} answers under the name {v.get('site')!r}")
             if v.get("version") != __version__ or v.get("protocol") != PROTOCOL:
+                other = {"fald": v.get("version"), "protocol": v.get("protocol")}
+                differ = differences(other, {"fald": __version__, "protocol": str(PROTOCOL)})
                 raise FederationError(
-                    f"site {name!r} has fald {v.get('version')}; here it is {__version__}",
-                    hint="install the same version everywhere",
+                    f"site {name!r} has {' and '.join(differ)}", hint="install the same version everywhere"
                 )
+            differ = differences(v.get("versions"), library_versions())
+            if differ:
+                self.versions[name] = differ
             identities[name] = str(v.get("identity"))
         return identities
 
@@ -305,7 +310,9 @@ class Federation:
             raise FederationError(f"site {name!r}: {error.message}", hint=error.hint) from None
         if message.kind == "refusal":
             kind = _REFUSALS.get(str(message.values.get("error")), FederationError)
-            raise kind(f"site {name!r} refuses: {_text(message, 'message')}", hint=_text(message, "hint"))
+            apart = f"; it has {' and '.join(self.versions[name])}" if name in self.versions else ""
+            hint = f"{_text(message, 'hint')}{apart}".removeprefix("; ")
+            raise kind(f"site {name!r} refuses: {_text(message, 'message')}", hint=hint)
         if message.kind != "reply":
             raise FederationError(f"site {name!r} sent no reply but {message.kind!r}")
         return message
@@ -336,6 +343,7 @@ class Federation:
             "seen": "sums over sites only" if self.secure else "the upload of every single site",
             "arrival_based": self.arrival_based,
             "dropouts": self.dropouts,
+            "versions": self.versions,
         }
 
 

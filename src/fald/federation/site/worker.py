@@ -33,7 +33,7 @@ from fald.core.errors import (
 )
 from fald.core.files import locked, write_atomically
 from fald.core.reveals import shows_curvature
-from fald.core.version import __version__
+from fald.core.version import __version__, library_versions
 from fald.federation import wire
 from fald.federation.secure.session import Identity
 from fald.federation.site.account import private_parts
@@ -56,6 +56,7 @@ Array = NDArray[Any]
 _TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError)  # whose words never come from rows
 _OWN_FILES = "a file of its own, such as its privacy ledger, is damaged or cannot be written"
 _DAY = 86400.0  # seconds
+_LARGEST_LOG = 5_000_000  # bytes after which a new log begins; the one before is kept
 
 
 @dataclass(frozen=True)
@@ -215,8 +216,10 @@ class SiteWorker:
 
     def log(self, text: str) -> None:
         """Add to the site's own log."""
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        with open(self.settings.state / "site.log", "a", encoding="utf-8") as file:
+        stamp, path = time.strftime("%Y-%m-%d %H:%M:%S"), self.settings.state / "site.log"
+        if path.exists() and path.stat().st_size > _LARGEST_LOG:
+            path.replace(path.with_suffix(".1.log"))
+        with open(path, "a", encoding="utf-8") as file:
             file.write(f"{stamp} {printable(text, lines=True)}\n")
 
     def _note(self, **fields: Any) -> None:
@@ -227,7 +230,8 @@ class SiteWorker:
     # -- before the rounds ------------------------------------------------------------------------------
 
     def _hello(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
-        return {"version": __version__, "protocol": PROTOCOL, "identity": self.identity.public}, {}
+        about = {"version": __version__, "versions": library_versions(), "protocol": PROTOCOL}
+        return {**about, "identity": self.identity.public}, {}
 
     def _family(self, message: wire.Message) -> str:
         """The model of the run that a message belongs to, by name; nothing of it is imported."""
@@ -361,7 +365,7 @@ class SiteWorker:
                 "the sites of the run are not those known here; they differ in "
                 + ", ".join(map(repr, sorted(set(names) ^ known))),
                 hint="sums with and without a site show that site's numbers; allowed-subsets of the policy "
-                "names those that may be asked",
+                "names those that may be asked, 'fald federation repin' at this site takes in who is new",
             )
 
     def _begin(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
