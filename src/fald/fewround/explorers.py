@@ -144,8 +144,8 @@ class Modes:
     def awaited(self, sampled: Callable[[Array, Array], Array]) -> int:
         """How many explorers may still bring news.
 
-        Newton's method crawls along a bent ridge, from whose arms every straight way to the mode leads through
-        a valley. One that has not arrived after some rounds, and has come nowhere that draws do not know, is
+        Newton's method crawls along a bent ridge, from whose arms every straight way to the mode leads
+        through a valley. One that has not arrived after some rounds, and has come nowhere that draws do not know, is
         not waited for.
 
         Parameters
