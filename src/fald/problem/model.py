@@ -19,6 +19,8 @@ from fald.core.types import Example, Position, as_floats, float_dtype
 if TYPE_CHECKING:
     from fald.problem.data import FederatedData
 
+LARGEST_TERM = 1e12  # a log likelihood of one row beyond this is none
+
 
 def takes_rows(loglikelihood_fn: Callable) -> Callable:
     """Mark a log likelihood that takes many examples at once too, and returns a number for each.
@@ -35,6 +37,34 @@ def takes_rows(loglikelihood_fn: Callable) -> Callable:
     """
     loglikelihood_fn.takes_rows = True  # type: ignore[attr-defined]
     return loglikelihood_fn
+
+
+def reads(read: Callable[[Any, Sequence[str], str | None], Any]) -> Callable[[Callable], Callable]:
+    """Mark a function that makes a model with the function that reads a site's file for it.
+
+    Without the mark fald encodes the study's columns of a table. With it the file may be anything.
+
+    Parameters
+    ----------
+    read
+        ``(path, features, target) -> rows``, an array or a tuple of arrays, each with rows in front. The
+        last array of a tuple is the outcome; where ``target`` is None, for predictions, it is left out, and
+        what remains must be one array.
+
+    Examples
+    --------
+    >>> @reads(lambda path, features, target: np.load(path)["images"])
+    ... def textures(features):
+    ...     return Model(lambda p: -(p**2), lambda p, x: -((x.mean() - p) ** 2), jnp.array(0.0))
+    >>> textures.read is not None
+    True
+    """
+
+    def mark(make: Callable) -> Callable:
+        make.read = read  # type: ignore[attr-defined]
+        return make
+
+    return mark
 
 
 class Bounds(NamedTuple):
@@ -74,6 +104,50 @@ def bounded(*, curvature: float, rows: float) -> Callable[[Callable], Callable]:
     return mark
 
 
+class Predictor(NamedTuple):
+    """How a log likelihood of examples (x, y) depends on η = a + bx, through which alone it knows x.
+
+    All three functions take η (rows, positions), with an axis of predictors in front where there are
+    several; y (rows, 1); and the other entries of the position by name, (positions,) each. They compute in
+    NumPy, in the precision of η, so that sums over rows are a matrix product and a few passes over an array.
+
+    Attributes
+    ----------
+    value_fn
+        Log likelihood (rows, positions).
+    slopes_fn
+        Its derivatives by every predictor and every other entry, in this order; a list of (rows, positions).
+    bends_fn
+        Second derivatives: a list of such lists, of which the part right of the diagonal is used.
+    single
+        Whether values may be computed in float32: where |value| changes at most as fast as |η|, the error of
+        a sum over n rows is about 2⁻²⁴ |η| √n.
+    """
+
+    value_fn: Callable[[Any, Any, Mapping[str, Any]], Any]
+    slopes_fn: Callable[[Any, Any, Mapping[str, Any]], Sequence[Any]]
+    bends_fn: Callable[[Any, Any, Mapping[str, Any]], Sequence[Sequence[Any]]]
+    single: bool = False
+
+
+def predicted(
+    value_fn: Callable, slopes_fn: Callable, bends_fn: Callable, *, single: bool = False
+) -> Callable[[Callable], Callable]:
+    """Mark a log likelihood of examples (x, y) that knows x through the linear predictor η = a + bx alone.
+
+    Its positions are mappings with ``intercept``, () or (predictors,), and ``coefficient``, (features,) or
+    (predictors, features); ``Predictor`` says what the functions are. The mark is the function's, not the
+    model's, so that a function put in its place has none.
+    """
+
+    def mark(loglikelihood_fn: Callable) -> Callable:
+        found = Predictor(value_fn, slopes_fn, bends_fn, single)
+        loglikelihood_fn.predictor = found  # type: ignore[attr-defined]
+        return loglikelihood_fn
+
+    return mark
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
     """A Bayesian model whose likelihood is a product over examples.
@@ -98,7 +172,9 @@ class Model:
     constrain_fn
         ``position -> mapping`` from the unconstrained position to the quantities reported.
     dims, coords
-        Dimension names per reported variable and their coordinate values, as in xarray.
+        Dimension names per reported variable and their coordinate values, as in xarray. ``"feature"`` is the
+        dimension of effects of features, and ``coords["input"]``, where there is one, names the columns that
+        ``predict_fn`` takes if they are others.
     ratios
         Reported variable -> what its exponential is called, such as ``"odds ratio"``.
     sensitivity_fn
@@ -113,6 +189,8 @@ class Model:
         The prior in words, for reports.
     name
         What reports call the model.
+    origin
+        Package and version that it comes from, where a study named it; empty: fald, or a program.
 
     Examples
     --------
@@ -140,6 +218,7 @@ class Model:
     scales_fn: Callable[[np.ndarray, np.ndarray, int], dict[str, Any]] | None = None
     prior: str = ""
     name: str = "custom"
+    origin: str = ""
 
     def __post_init__(self):
         leaves = jax.tree.leaves(self.initial_position)
@@ -172,6 +251,22 @@ class Model:
     def bounds(self) -> Bounds | None:
         """Inequalities that hold for the log likelihood; None: none are known."""
         return getattr(self.loglikelihood_fn, "bounds", None)
+
+    @property
+    def predictor(self) -> Predictor | None:
+        """How the log likelihood depends on a linear predictor; None: it is not known to."""
+        return getattr(self.loglikelihood_fn, "predictor", None)
+
+    @property
+    def undeclared(self) -> list[str]:
+        """What the model does not say of itself, and what follows from that, in words."""
+        absent = {
+            "its prior in words": not self.prior,
+            "what outcome it expects (predict_fn), so there are no predictions and no check of its fit": (
+                self.predict_fn is None
+            ),
+        }
+        return [what for what, missing in absent.items() if missing]
 
     @property
     def flat_initial_position(self) -> jax.Array:
@@ -210,6 +305,20 @@ class Model:
         return {_path_name(path): leaf for path, leaf in flat}
 
     @cached_property
+    def paths(self) -> dict[str, list[Any] | None]:
+        """Where each reported array stands in a position: keys and places, or None where they do not say it.
+
+        Empty where ``constrain_fn`` reports other quantities.
+        """
+        if self.constrain_fn is not None:
+            return {}
+        flat, _ = jax.tree_util.tree_flatten_with_path(self.initial_position)
+        steps = {
+            _path_name(path): [getattr(s, "key", getattr(s, "idx", None)) for s in path] for path, _ in flat
+        }
+        return {n: own if all(isinstance(s, str | int) for s in own) else None for n, own in steps.items()}
+
+    @cached_property
     def parameter_names(self) -> list[str]:
         """A readable name for every entry of the flat position."""
         flat, _ = jax.tree_util.tree_flatten_with_path(self.initial_position)
@@ -245,6 +354,36 @@ def check_model(model: Model, data: FederatedData) -> None:
             raise DataError(
                 f"{name} must return one number; it returns an array of shape {value.shape}",
                 hint="sum over the parts of one example",
+            )
+
+
+def check_terms(model: Model, data: FederatedData) -> None:
+    """Refuse a model whose log likelihood of some row, or its gradient, is no moderate number at the start.
+
+    Raises
+    ------
+    DataError
+        If a term or the gradient of a part is not finite, or beyond 10¹².
+    """
+
+    @jax.jit
+    def look(theta, rows):
+        def energy(theta):
+            terms = jax.vmap(model.flat_loglikelihood, (None, 0))(theta, rows)
+            return jnp.sum(terms), terms
+
+        gradient, terms = jax.grad(energy, has_aux=True)(theta)
+        return jnp.all(jnp.abs(terms) < LARGEST_TERM), jnp.all(jnp.abs(gradient) < LARGEST_TERM)
+
+    size = min(data.num_rows, 512)
+    for first in range(0, data.num_rows, size):
+        # the last rows again where a part would be short, so that one program is compiled
+        begin = min(first, data.num_rows - size)
+        rows = jax.tree.map(lambda a, b=begin: jnp.asarray(a[b : b + size]), data.rows)
+        if not all(map(bool, look(model.flat_initial_position, rows))):
+            raise DataError(
+                "the log likelihood of a row or its gradient is not finite, or beyond 1e12, at the start",
+                hint="initial_position must be a place where every row has a density",
             )
 
 

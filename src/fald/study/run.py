@@ -133,7 +133,7 @@ def _run(
         tree.attrs["foreseen"] = json.dumps(foresee(model, data, settings_of(tree)))
         if study.sampler is None and model.dim <= MAX_DIM:
             tree.attrs["beside"] = json.dumps(_few_rounds(tree, study, model, data, progress))
-    tree.attrs["prior"] = model.prior
+    tree.attrs |= {"prior": model.prior, "undeclared": json.dumps(model.undeclared), "origin": model.origin}
     save(_named(tree, study, command), result)
     (out / "partial.nc").unlink(missing_ok=True)
     away = "the rows are at the sites"

@@ -24,6 +24,7 @@ Words = NDArray[np.uint64]
 FRACTION_BITS = 56
 LIMIT = 2.0**47
 MOST_TERMS = 255
+MASKED_BYTES = 16  # of a number under masks
 _TO_HIGH = 2.0 ** (FRACTION_BITS - 64)
 _TO_LOW = 2.0**64
 _LOST = np.uint64(48)  # bit of a high word from which terms that are −∞ are counted

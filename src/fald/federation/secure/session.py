@@ -216,7 +216,8 @@ class Session:
         if len(raw) != 32 or fields.get("name") != name or not signed:
             raise SecureSumError(
                 f"the key that came for site {name!r} is not signed for this run with the key pinned for it",
-                hint="somebody between the sites may have exchanged it; compare the pinned keys by telephone",
+                hint="somebody between the sites may have exchanged it; if the site has lost its key, "
+                f"compare the new one by telephone: fald federation repin KIT {name} roster.json",
             )
         return raw
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,9 +21,10 @@ from fald.core.errors import ConfigError, PolicyError
 from fald.federation.secure.session import FEWEST_SITES
 from fald.fewround.methods import FIT_METHODS
 from fald.langevin.registry import METHODS, reveals_of
-from fald.problem.families import FAMILIES
+from fald.problem.families import FAMILIES, is_outside
 
 FEW_ROWS = 5
+_OUTSIDE = re.compile(r"[a-z0-9-]+:[^\s:]+")
 _FEW_ROUND = {name for name, method in FIT_METHODS.items() if method.requests}
 
 
@@ -148,6 +150,8 @@ class Policy(_Section):
     max_local_steps: Annotated[int, Field(ge=1)] = 10_000
     max_failed_opens: Annotated[int, Field(ge=1)] = 20
     max_studies: Annotated[int, Field(ge=1)] = 100
+    max_seconds: Annotated[float, Field(gt=0, le=86400)] = 120.0
+    max_megabytes: Annotated[int, Field(ge=1)] = 4096
     privacy: PrivacyPolicy = Field(default_factory=PrivacyPolicy)
 
     @field_validator("allowed_models", "allowed_methods")
@@ -155,7 +159,9 @@ class Policy(_Section):
     def _known_names(cls, names: list[str] | None, info: Any) -> list[str] | None:
         known = tuple(FAMILIES) if info.field_name == "allowed_models" else (*FIT_METHODS, *METHODS)
         for name in names or []:
-            if name not in known:
+            # of a package that is not installed yet, or no more
+            later = info.field_name == "allowed_models" and _OUTSIDE.fullmatch(name)
+            if name not in known and not later:
                 near = difflib.get_close_matches(name, known, 1)
                 raise ValueError(
                     f"{name!r} is not known" + (f"; did you mean {near[0]!r}?" if near else f": {known}")
@@ -182,6 +188,19 @@ class Policy(_Section):
                 hint="change the study, or ask the site to change its policy",
             )
 
+    def check_model(self, family: str) -> None:
+        """Refuse a model of an installed package that the policy does not name; nothing is imported yet."""
+        if not self._allows_model(family):
+            raise PolicyError(
+                f"the site refuses the study: the model {family[:80]!r} (allowed-models)",
+                hint="a model that is not part of fald must be named in the site's policy",
+            )
+
+    def _allows_model(self, family: str) -> bool:
+        if self.allowed_models is None:
+            return not is_outside(family)
+        return family in self.allowed_models
+
     def check_rows(self, task: Proposal) -> None:
         """Refuse a study that asks for fewer rows than the site wants to have."""
         if task.rows < self.minimum_rows:
@@ -204,7 +223,7 @@ class Policy(_Section):
             if odd:
                 word = "column" if len(odd) == 1 else "columns"
                 found.append(f"the {word} {', '.join(map(repr, odd))} (allowed-columns)")
-        if self.allowed_models is not None and task.family not in self.allowed_models:
+        if not self._allows_model(task.family):
             found.append(f"the model {task.family!r} (allowed-models)")
         if self.allowed_methods is not None and not self._allows_method(task.method):
             found.append(f"the method {task.method!r} (allowed-methods)")

@@ -28,14 +28,16 @@ from fald.core.errors import (
     PolicyError,
     PrivacyError,
     SecureSumError,
+    StorageError,
     printable,
 )
 from fald.core.files import locked, write_atomically
 from fald.core.reveals import shows_curvature
-from fald.core.version import __version__
+from fald.core.version import __version__, library_versions
 from fald.federation import wire
 from fald.federation.secure.session import Identity
 from fald.federation.site.account import private_parts
+from fald.federation.site.confined import Confined, Limits
 from fald.federation.site.messages import check_message
 from fald.federation.site.policy import Policy, Proposal, read_policy
 from fald.federation.site.record import Record
@@ -45,12 +47,16 @@ from fald.fewround.methods import requests_of
 from fald.fewround.site import answer_kinds
 from fald.langevin.sampling import check_model
 from fald.problem.data import FederatedData, read_table
+from fald.problem.families import is_outside, versions
+from fald.problem.model import check_terms
 from fald.study.precision import set_precision
 from fald.study.schema import Study, make_study
 
 Array = NDArray[Any]
 _TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError)  # whose words never come from rows
+_OWN_FILES = "a file of its own, such as its privacy ledger, is damaged or cannot be written"
 _DAY = 86400.0  # seconds
+_LARGEST_LOG = 5_000_000  # bytes after which a new log begins; the one before is kept
 
 
 @dataclass(frozen=True)
@@ -123,10 +129,18 @@ class SiteWorker:
     load
         Makes the site's rows for a study, ``{name: rows}`` as ``FederatedData.from_arrays`` takes them or a
         ``FederatedData`` of one client. Default: the study's columns of the site's table.
+    confined
+        Whether this is the process in which models of installed packages run.
     """
 
-    def __init__(self, settings: SiteSettings, load: Callable[[Study], FederatedData] | None = None):
-        self.settings = settings
+    def __init__(
+        self,
+        settings: SiteSettings,
+        load: Callable[[Study], FederatedData] | None = None,
+        *,
+        confined: bool = False,
+    ):
+        self.settings, self._is_confined = settings, confined
         self._load = load or self._read_table
         settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         exists = settings.identity.exists()
@@ -136,6 +150,9 @@ class SiteWorker:
         self._record = Record(settings.state, self.identity)
         self._run: SiteRun | None = None
         self._told: dict[str, Any] = {}
+        about = {key: None if value is None else str(value) for key, value in vars(settings).items()}
+        limits = Limits(self.policy.max_seconds, self.policy.max_megabytes)
+        self._confined = Confined(about, limits, settings.state / "site.log")
 
     def handle(self, content: bytes) -> bytes:
         """Answer a message; whatever goes wrong becomes a refusal that names no value."""
@@ -143,7 +160,8 @@ class SiteWorker:
         self._told = {"asked": "", "digest": wire.digest(content).hex(), "by": self.settings.coordinator}
         try:
             reply = self._handled(content, about)
-            if self._told["asked"] != "hello":  # of which nothing but names and versions leave
+            # of a hello nothing but names and versions leave; another process writes its own lines
+            if self._told.get("asked", "hello") != "hello":
                 self._record.add(self._told)
             return reply
         except Exception as error:  # nothing may leave but a refusal
@@ -161,7 +179,12 @@ class SiteWorker:
         folder = self._folder(message.values["run"])
         if message.kind != "open" and not folder.is_dir():
             raise FederationError("this site knows no such run", hint="submit it again with --resume")
+        family = self._family(message)
+        if message.kind == "open":
+            self._admit(family, message.values["version"])
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if is_outside(family) and not self._is_confined:
+            return self._confine(content, message, family)
         with locked(folder / "lock"):  # two processes must not answer one run
             work = {"open": self._open, "begin": self._begin, "end": self._end}
             if message.kind in work:
@@ -177,8 +200,10 @@ class SiteWorker:
 
     def _refuse(self, about: dict[str, Any], error: Exception) -> bytes:
         self.log("".join(traceback.format_exception(error)).rstrip())
-        if isinstance(error, _TELLS) and not isinstance(error, RowsError):
+        if isinstance(error, _TELLS) and not isinstance(error, RowsError) and _raised_here(error):
             said, hint, kind = error.message, error.hint, type(error).__name__
+        elif isinstance(error, StorageError):  # of the site's own files, not of its rows
+            said, hint, kind = _OWN_FILES, "the site's own log says which", FederationError.__name__
         else:  # one sentence for all: a difference could tell of the rows
             said, hint, kind = UNSAID, "the site's own log says what", FederationError.__name__
         said = said[:1000]
@@ -192,8 +217,10 @@ class SiteWorker:
 
     def log(self, text: str) -> None:
         """Add to the site's own log."""
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        with open(self.settings.state / "site.log", "a", encoding="utf-8") as file:
+        stamp, path = time.strftime("%Y-%m-%d %H:%M:%S"), self.settings.state / "site.log"
+        if path.exists() and path.stat().st_size > _LARGEST_LOG:
+            path.replace(path.with_suffix(".1.log"))
+        with open(path, "a", encoding="utf-8") as file:
             file.write(f"{stamp} {printable(text, lines=True)}\n")
 
     def _note(self, **fields: Any) -> None:
@@ -204,19 +231,62 @@ class SiteWorker:
     # -- before the rounds ------------------------------------------------------------------------------
 
     def _hello(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
-        return {"version": __version__, "protocol": PROTOCOL, "identity": self.identity.public}, {}
+        about = {"version": __version__, "versions": library_versions(), "protocol": PROTOCOL}
+        return {**about, "identity": self.identity.public}, {}
+
+    def _family(self, message: wire.Message) -> str:
+        """The model of the run that a message belongs to, by name; nothing of it is imported."""
+        if message.kind == "open":
+            tree = message.values["study"]
+        else:
+            tree = (_read_json(self._folder(message.values["run"]) / "session.json") or {}).get("study", {})
+        section = tree.get("model")
+        family = section.get("family") if isinstance(section, dict) else None
+        return family if isinstance(family, str) else ""
+
+    def _admit(self, family: str, theirs: str) -> None:
+        """Refuse other versions than this site's, and packages that its policy does not name."""
+        if is_outside(family):
+            self.policy.check_model(family)
+        mine = versions(family)
+        if theirs != mine:
+            raise FederationError(
+                f"it has fald {mine}, the coordinator {printable(theirs)[:120]}",
+                hint="install the same versions everywhere",
+            )
+
+    def _confine(self, content: bytes, message: wire.Message, family: str) -> bytes:
+        """Let the process for models of installed packages answer; what exceeds its limits stays refused."""
+        if self._load != self._read_table:
+            raise FederationError(
+                f"the model {family!r} runs in a process of its own; this site's rows come from a program",
+                hint="give the site a file, and the model a read function",
+            )
+        session, path = message.values["session"], self._folder(message.values["run"]) / "exceeded.json"
+        before = _read_json(path) or {}
+        if before.get("session") == session:
+            raise PolicyError(before["said"], hint=before["hint"])
+        try:
+            reply = self._confined.handle(content, family)
+        except PolicyError as error:
+            said = {"session": session, "said": error.message, "hint": error.hint}
+            write_atomically(path, json.dumps(said).encode())
+            if message.kind == "open":
+                self._count_failed()
+            raise
+        if message.kind == "end":
+            self._confined.stop()
+        self._told.clear()
+        return reply
 
     def _open(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
         """Decide whether to take part, count the rows, and introduce the session: the policy first."""
         v = message.values
-        if v["version"] != __version__:
-            raise FederationError(
-                f"it has fald {__version__}, the coordinator {printable(v['version'])[:40]}",
-                hint="install the same version everywhere",
-            )
         study = _remote_study(v["study"])
+        own = is_outside(study.model.family)
         self._told |= {"title": study.title, "columns": [study.data.target, *study.data.features]}
-        self._told["study"] = study_digest(v["study"])
+        # a run does not go on with another version of its model
+        self._told["study"] = study_digest({**v["study"], **({"at": v["version"]} if own else {})})
         set_precision(study)
         if study.privacy is not None:
             private_parts(study)  # before anything leaves
@@ -269,8 +339,7 @@ class SiteWorker:
 
     def _opened(self, study: Study, proposal: Proposal) -> tuple[FederatedData, list[str]]:
         """The rows of a study that the policy allows; what does not fit is counted, and told in one way."""
-        path = self.settings.state / "failed.json"
-        failed = [t for t in (_read_json(path) or []) if time.time() - t < _DAY]
+        failed = self._failed()
         if len(failed) >= self.policy.max_failed_opens:
             raise PolicyError(
                 f"{len(failed)} studies did not fit its rows within a day (max-failed-opens)",
@@ -282,12 +351,23 @@ class SiteWorker:
                 data = self._rows(study)
                 model = study.build_model(data.features)
                 check_model(model, data)
+                if is_outside(study.model.family):
+                    check_terms(model, data)
                 whole = replace(proposal, rows=data.num_rows, dim=model.dim)
                 self.policy.check_rows(whole)
         except RowsError:
-            write_atomically(path, json.dumps([*failed, time.time()]).encode())
+            self._count_failed()
             raise
         return data, self.policy.warnings(whole)
+
+    def _failed(self) -> list[float]:
+        """When studies did not fit the rows, within the last day."""
+        times = _read_json(self.settings.state / "failed.json") or []
+        return [t for t in times if time.time() - t < _DAY]
+
+    def _count_failed(self) -> None:
+        content = json.dumps([*self._failed(), time.time()]).encode()
+        write_atomically(self.settings.state / "failed.json", content)
 
     def _check_sites(self, names: list[str], secure: bool) -> None:
         """Refuse a roster without this site, and sums over fewer sites than are known here."""
@@ -300,7 +380,7 @@ class SiteWorker:
                 "the sites of the run are not those known here; they differ in "
                 + ", ".join(map(repr, sorted(set(names) ^ known))),
                 hint="sums with and without a site show that site's numbers; allowed-subsets of the policy "
-                "names those that may be asked",
+                "names those that may be asked, 'fald federation repin' at this site takes in who is new",
             )
 
     def _begin(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -354,6 +434,8 @@ class SiteWorker:
         if self.settings.data is None:
             raise FederationError("no table was given to this site", hint="fald federation join --data FILE")
         with about_rows():
+            if not study.encodes:
+                return
             columns = {str(c) for c in read_table(self.settings.data).columns}
         missing = sorted({study.data.target, *study.data.features} - columns)
         if missing:
@@ -387,6 +469,12 @@ class SiteWorker:
 
     def _folder(self, run: str) -> Path:
         return self.settings.state / "runs" / run
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Whether fald's own code raised an error: the words of others may quote rows."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).split(".")[0] == "fald"
 
 
 def _leaves(data: FederatedData) -> list[Array]:
