@@ -272,7 +272,7 @@ def _shown(
     ]
 
 
-class Drawn(NamedTuple):
+class LearnedDraws(NamedTuple):
     """Draws of a surrogate: states, log posterior, what the surrogate does not say of it, weights, k-hat."""
 
     z: Array
@@ -282,7 +282,7 @@ class Drawn(NamedTuple):
     khat: float
 
 
-def _drawn(learner: Learner, count: int, most: int) -> Server[Drawn | None]:
+def _drawn(learner: Learner, count: int, most: int) -> Server[LearnedDraws | None]:
     """Learn until as many draws as there will be chains have light weights; None after ``most`` rounds."""
     while learner.rounds < most:
         known = yield from learner.ask()
@@ -294,7 +294,7 @@ def _drawn(learner: Learner, count: int, most: int) -> Server[Drawn | None]:
             fresh = smooth(off)
             learner.trace.append(trace_row(learner.frame.positions(z), fresh.khat, fresh.ess))
             if fresh.khat < khat_limit(count):
-                return Drawn(z, value, off, fresh.weights, fresh.khat)
+                return LearnedDraws(z, value, off, fresh.weights, fresh.khat)
         learner.study(known)
     return None
 
