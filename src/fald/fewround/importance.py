@@ -25,7 +25,7 @@ from fald.fewround.exchange import Server
 from fald.fewround.mixture import log_parts
 from fald.fewround.outcome import Outcome
 from fald.fewround.proposal import Proposal
-from fald.fewround.search import REGRESSED, Batch, Search, State, weigh, well_sampled
+from fald.fewround.search import REGRESSED, DrawBatch, Search, State, weigh, well_sampled
 from fald.fewround.site import Answer, checksum
 from fald.fewround.target import Derivatives
 from fald.fewround.weights import smooth
@@ -178,7 +178,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         found, search.smoothed = target.regressed(sums, states, cloud)
         found = found[len(around) :]
     values, undefined = target.posterior(draws, sums["draw_values"])
-    search.batches.append(Batch(number, current, count, draws, values, {}))
+    search.batches.append(DrawBatch(number, current, count, draws, values, {}))
     _, along, far, down, out = np.split(
         target.values(points, sums["point_values"]), np.cumsum([len(p) for p in parts])[:-1]
     )
@@ -220,7 +220,7 @@ def _reach(search: Search, spread: Array) -> float:
     return float(np.clip(np.max(prior / np.sqrt(np.diag(spread))), 1.0, 1000.0))
 
 
-def _expected(base: Proposal, last: Batch, undefined: Array) -> tuple[Array, Array]:
+def _expected(base: Proposal, last: DrawBatch, undefined: Array) -> tuple[Array, Array]:
     """Mass (C,) that is to be expected at each draw, and its largest squared distance (C,) in sds.
 
     The mass of the cores; where the posterior is not a number, times what it has there more than the cores at
