@@ -19,7 +19,7 @@ from scipy.special import logsumexp
 from fald.calculus.sums import prior_derivatives
 from fald.fewround import certify, explorers, proposal, rays
 from fald.fewround.adapt import adapt, next_count
-from fald.fewround.certify import Check
+from fald.fewround.certify import Condition
 from fald.fewround.climbers import Climbers, valley
 from fald.fewround.exchange import Server
 from fald.fewround.mixture import log_parts
@@ -142,7 +142,7 @@ def _request(search: Search, current: Proposal, count: int, number: int) -> tupl
     return request, draws
 
 
-def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tuple[State, list[Check]]]:
+def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tuple[State, list[Condition]]]:
     """One exchange, and what follows from it about modes, weights, tails and mass far out."""
     target, modes = search.target, search.modes
     current = rays.widened(base, search.wide)
@@ -240,7 +240,7 @@ def _expected(base: Proposal, last: DrawBatch, undefined: Array) -> tuple[Array,
     return expected, np.max((last.positions - centre) ** 2 / np.diag(spread), axis=1)
 
 
-def _look_out(search: Search, cast: rays.Rays, values: Array, state: State) -> Check:
+def _look_out(search: Search, cast: rays.Rays, values: Array, state: State) -> Condition:
     """What the rays say about mass far out; the proposal is widened where draws miss it."""
     last, dim = search.batches[-1], search.target.dim
     weights = values - proposal.log_density(last.proposal, last.count, cast.positions) - state.log_mass
@@ -292,7 +292,7 @@ _ADVICE = {
 }
 
 
-def _outcome(search: Search, state: State, checks: list[Check]) -> Outcome:
+def _outcome(search: Search, state: State, checks: list[Condition]) -> Outcome:
     failed = [check for check in checks if not check.holds]
     first = list(_ADVICE)
     order = sorted(failed, key=lambda check: first.index(check.name) if check.name in first else len(first))
