@@ -12,7 +12,7 @@ from typing import Any
 from fald.core.errors import PolicyError
 from fald.core.files import locked, write_atomically
 from fald.core.reveals import shows_curvature
-from fald.federation.site.policy import Policy, Proposal
+from fald.federation.site.policy import Enquiry, Policy
 from fald.fewround.methods import requests_of
 from fald.fewround.site import answer_kinds
 from fald.study.schema import Study, make_study
@@ -89,7 +89,7 @@ def remote_study(tree: Mapping[str, Any]) -> Study:
     return study
 
 
-def proposal_of(study: Study, secure: bool, sites: int) -> Proposal:
+def proposal_of(study: Study, secure: bool, sites: int) -> Enquiry:
     """What a study asks, as far as that can be said without a look at the rows."""
     s = study.sampler
     if s is None:
@@ -104,7 +104,7 @@ def proposal_of(study: Study, secure: bool, sites: int) -> Proposal:
             *(v for k, v in about.settings.items() if type(v) is int and k != "batch_size"),
         ]
         kinds, sums, declared = reveals.kinds, reveals.sums, reveals.declared
-    return Proposal(
+    return Enquiry(
         columns=(study.data.target, *study.data.features),
         family=study.model.family,
         method=study.fit.method if s is None else s.method,

@@ -39,7 +39,7 @@ from fald.federation.site.account import private_parts
 from fald.federation.site.confined import Confined, Limits
 from fald.federation.site.messages import check_message
 from fald.federation.site.opening import Openings, proposal_of, read_json, remote_study
-from fald.federation.site.policy import Policy, Proposal, read_policy
+from fald.federation.site.policy import Enquiry, Policy, read_policy
 from fald.federation.site.record import Record
 from fald.federation.site.run import UNSAID, Frozen, Owner, RowsError, SiteRun, about_rows, study_digest
 from fald.federation.wire import PROTOCOL
@@ -322,7 +322,7 @@ class SiteWorker:
         types = {f"row_{i}": np.zeros((0, *a.shape[1:]), a.dtype) for i, a in enumerate(_leaves(data))}
         return told, types | offered
 
-    def _opened(self, study: Study, proposal: Proposal) -> tuple[FederatedData, list[str]]:
+    def _opened(self, study: Study, proposal: Enquiry) -> tuple[FederatedData, list[str]]:
         """The rows of a study that the policy allows; what does not fit is counted, and told in one way."""
         self._openings.check_failed()
         self._check_columns(study)
