@@ -15,7 +15,7 @@ from fald.core.version import differences, library_versions
 from fald.federation.engines import Finding, Report, Site, Situation
 from fald.federation.engines.nvflare import certificates, jobs, kits, require_nvflare
 from fald.federation.engines.nvflare.door import read_joined
-from fald.federation.engines.nvflare.jobs import Session
+from fald.federation.engines.nvflare.jobs import AdminSession
 from fald.federation.engines.nvflare.probe import probe
 from fald.federation.engines.nvflare.process import Supervisor, keep_running
 from fald.federation.folder import FederationSettings, read_settings
@@ -91,12 +91,12 @@ class Nvflare:
 
     def unfinished(self, folder: Path) -> list[str]:
         """Jobs that have not ended; after a kill -9 of the server some never will."""
-        with Session(folder / "coordinator") as session:
+        with AdminSession(folder / "coordinator") as session:
             return session.unfinished()
 
     def situation(self, folder: Path) -> Situation:
         """Sites and running jobs, as the server knows them."""
-        with Session(folder / "coordinator") as session:
+        with AdminSession(folder / "coordinator") as session:
             return session.situation()
 
     def examine(self, folder: Path) -> list[Finding]:
@@ -191,7 +191,7 @@ class _Observer:
 
     def __init__(self, folder: Path):
         self._folder, self._federation = folder, read_settings(folder)
-        self._session: Session | None = None
+        self._session: AdminSession | None = None
         self._next, self._line = time.monotonic() + _ASK, ""
 
     def line(self) -> str:
@@ -199,7 +199,7 @@ class _Observer:
             return self._line
         try:
             if self._session is None:
-                self._session = Session(self._folder / "coordinator")
+                self._session = AdminSession(self._folder / "coordinator")
             found = self._session.situation()
         except FederationError:  # it is starting, or restarting
             self.close()
