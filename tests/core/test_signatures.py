@@ -100,7 +100,7 @@ def test_signatures_at_the_limit_pass():
 # class names of two rooms, still to be told apart; nothing may be added
 TWICE = {
 
- "Site",
+
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from fald.core.errors import ConfigError, FederationError, printable
 from fald.core.files import sole_owner, write_atomically
 from fald.core.version import differences, library_versions
-from fald.federation.engines import ENGINES, Deployment, Site, deployment_of
+from fald.federation.engines import ENGINES, Deployment, JoinedSite, deployment_of
 from fald.federation.folder import (
     ENGINE,
     kit_engine,
@@ -127,7 +127,7 @@ def join(
         report(f"The federation was made with {line}: the coordinator and all sites need the same.")
     identity = _identity(read_site(site).identity)
     report(f"This site's key has the fingerprint {key_fingerprint(identity.public)}.")
-    here = Site(kit, about, site, read_site(site).state / "status.json", identity.public)
+    here = JoinedSite(kit, about, site, read_site(site).state / "status.json", identity.public)
     with _joined_once(place):
         engine.join(here, report, patience)
 

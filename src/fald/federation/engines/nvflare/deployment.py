@@ -12,7 +12,7 @@ from typing import Any
 
 from fald.core.errors import FederationError
 from fald.core.version import differences, library_versions
-from fald.federation.engines import Finding, Report, Site, Situation
+from fald.federation.engines import Finding, JoinedSite, Report, Situation
 from fald.federation.engines.nvflare import certificates, jobs, kits, require_nvflare
 from fald.federation.engines.nvflare.door import read_joined
 from fald.federation.engines.nvflare.jobs import AdminSession
@@ -67,7 +67,7 @@ class Nvflare:
         require_nvflare()
         return kits.read_kit(kit)
 
-    def join(self, site: Site, report: Report, patience: float | None) -> None:
+    def join(self, site: JoinedSite, report: Report, patience: float | None) -> None:
         """Write what the engine runs by, get a certificate, then keep the site's process running."""
         kits.settle(site.kit, site.about)
         _await_certificate(site.kit, site.about, site.public, report, patience)
@@ -246,7 +246,7 @@ def _await_certificate(
 class _SiteLine:
     """Connection and work of a site in a few words; what is wrong, where it does not get through."""
 
-    def __init__(self, supervisor: Supervisor, site: Site):
+    def __init__(self, supervisor: Supervisor, site: JoinedSite):
         self._supervisor, self._site = supervisor, site
         self._asked, self._why = time.monotonic(), ""
 
