@@ -19,7 +19,7 @@ from fald.federation.secure.fixed_point import LIMIT, MOST_TERMS, decode, encode
 from fald.federation.secure.identity import Identity, check_public, check_signature
 from fald.federation.secure.session import split
 from fald.federation.site.ledger import Charge, SiteLedger
-from fald.federation.site.opening import proposal_of
+from fald.federation.site.opening import enquiry_of
 from fald.federation.site.policy import make_policy
 from fald.study.schema import make_study
 
@@ -174,7 +174,7 @@ def test_mistakes_in_a_policy_show_a_value_and_never_a_whole_section():
 
 def test_a_method_that_declares_nothing_is_refused_by_every_policy():
     study = make_study(STUDY, "study.toml")
-    proposal = proposal_of(study, True, 3)
+    proposal = enquiry_of(study, True, 3)
     make_policy({}).check(proposal)
     with pytest.raises(PolicyError, match=r"does not declare what it sends \(reveals\)"):
         make_policy({}).check(replace(proposal, declared=False))

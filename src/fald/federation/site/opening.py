@@ -89,7 +89,7 @@ def remote_study(tree: Mapping[str, Any]) -> Study:
     return study
 
 
-def proposal_of(study: Study, secure: bool, sites: int) -> Enquiry:
+def enquiry_of(study: Study, secure: bool, sites: int) -> Enquiry:
     """What a study asks, as far as that can be said without a look at the rows."""
     s = study.sampler
     if s is None:

@@ -38,7 +38,7 @@ from fald.federation.secure.session import Identity
 from fald.federation.site.account import private_parts
 from fald.federation.site.confined import Confined, Limits
 from fald.federation.site.messages import check_message
-from fald.federation.site.opening import Openings, proposal_of, read_json, remote_study
+from fald.federation.site.opening import Openings, enquiry_of, read_json, remote_study
 from fald.federation.site.policy import Enquiry, Policy, read_policy
 from fald.federation.site.record import Record
 from fald.federation.site.run import UNSAID, Frozen, Owner, RowsError, SiteRun, about_rows, study_digest
@@ -288,7 +288,7 @@ class SiteWorker:
         set_precision(study)
         if study.privacy is not None:
             private_parts(study)  # before anything leaves
-        proposal = proposal_of(study, v["secure"], len(self._known_sites()))
+        proposal = enquiry_of(study, v["secure"], len(self._known_sites()))
         self.policy.check(proposal)
         self._check_sites(v["names"], v["secure"])
         self._openings.count_study(self._told["study"])

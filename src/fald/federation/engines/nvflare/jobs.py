@@ -52,7 +52,7 @@ class AdminSession:
 
         _check_listening(kit)
         with _quiet():
-            self._api = flare_api.AdminSession(user, str(kit.resolve()))
+            self._api = flare_api.Session(user, str(kit.resolve()))
             self._api.api.auto_login_max_tries = 1
         try:
             with _quiet():
