@@ -145,8 +145,8 @@ class Modes:
         """How many explorers may still bring news.
 
         Newton's method crawls along a bent ridge, from whose arms every straight way to the mode leads
-        through a valley. One that has not arrived after some rounds, and has come nowhere that draws do not know, is
-        not waited for.
+        through a valley. One that has not arrived after some rounds, and has come nowhere that draws do not
+        know, is not waited for.
 
         Parameters
         ----------
