@@ -47,7 +47,8 @@ class Proposal:
     secure_sum
         Whether all uploads go through a secure sum.
     rounds, chains, local_steps
-        The most rounds it may take, the chains that advance in each, and the steps of each chain.
+        The most rounds it may take, the chains that advance in each, and the steps of each chain, or what
+        else a method counts if that is more.
     sites
         How many sites the federation has by what the site itself knows; 0: it does not know.
     rows
@@ -148,6 +149,7 @@ class Policy(_Section):
     max_chains: Annotated[int, Field(ge=1)] = 1_000
     max_local_steps: Annotated[int, Field(ge=1)] = 10_000
     max_failed_opens: Annotated[int, Field(ge=1)] = 20
+    max_studies: Annotated[int, Field(ge=1)] = 100
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 120.0
     max_megabytes: Annotated[int, Field(ge=1)] = 4096
     privacy: PrivacyPolicy = Field(default_factory=PrivacyPolicy)

@@ -208,6 +208,7 @@ class SiteWorker:
             said, hint, kind = _OWN_FILES, "the site's own log says which", FederationError.__name__
         else:  # one sentence for all: a difference could tell of the rows
             said, hint, kind = UNSAID, "the site's own log says what", FederationError.__name__
+        said = said[:1000]
         self._note(refused=said)
         try:
             self._record.add({**self._told, "left": {}, "refused": said})
@@ -294,6 +295,7 @@ class SiteWorker:
         proposal = _proposal(study, v["secure"], len(self._known_sites()))
         self.policy.check(proposal)
         self._check_sites(v["names"], v["secure"])
+        self._count_study(self._told["study"])
         data, warnings = self._opened(study, proposal)
         folder = self._folder(v["run"])
         known = Frozen.read(folder)
@@ -323,6 +325,19 @@ class SiteWorker:
         told["audits"] = run.wants_sums
         types = {f"row_{i}": np.zeros((0, *a.shape[1:]), a.dtype) for i, a in enumerate(_leaves(data))}
         return told, types | offered
+
+    def _count_study(self, digest: str) -> None:
+        """Refuse more different studies within a day than the policy allows: whoever may choose them can ask
+        by studies what a single one may not ask."""
+        path, now = self.settings.state / "studies.json", time.time()
+        with locked(path.with_suffix(".lock")):
+            seen = {each: t for each, t in (_read_json(path) or {}).items() if now - t < _DAY}
+            if digest not in seen and len(seen) >= self.policy.max_studies:
+                raise PolicyError(
+                    f"it has looked at {len(seen)} different studies within a day (max-studies)",
+                    hint="wait, or ask the site to change its policy",
+                )
+            write_atomically(path, json.dumps({digest: now, **seen}).encode())
 
     def _opened(self, study: Study, proposal: Proposal) -> tuple[FederatedData, list[str]]:
         """The rows of a study that the policy allows; what does not fit is counted, and told in one way."""
@@ -444,12 +459,13 @@ class SiteWorker:
         mine = self._run
         if mine is None or mine.about["run"] != run_id or mine.about["session"] != session:
             study = _remote_study(about["study"])
-            set_precision(study)
             with about_rows():
                 data = self._rows(study)
+            set_precision(study)
             mine = SiteRun(self._owner, folder, about, study, data)
             mine.restore()
             self._run = mine
+        set_precision(mine.study)  # another study may have been looked at since
         mine.answers.read()
         return mine
 
@@ -482,8 +498,15 @@ def _proposal(study: Study, secure: bool, sites: int) -> Proposal:
     s = study.sampler
     if s is None:
         kinds, sums, declared = answer_kinds(requests_of(study.fit.method, study.fit.curvature)), True, True
+        counts = [1]
     else:
-        reveals = s.build_method().about.reveals
+        about = s.build_method().about
+        reveals = about.reveals
+        # burn-in, samples, Newton steps: whatever a method counts is work
+        counts = [
+            s.local_steps,
+            *(v for k, v in about.settings.items() if type(v) is int and k != "batch_size"),
+        ]
         kinds, sums, declared = reveals.kinds, reveals.sums, reveals.declared
     return Proposal(
         columns=(study.data.target, *study.data.features),
@@ -496,7 +519,7 @@ def _proposal(study: Study, secure: bool, sites: int) -> Proposal:
         secure_sum=secure,
         rounds=study.fit.max_rounds if s is None else s.num_rounds,
         chains=1 if s is None else s.num_chains,
-        local_steps=1 if s is None else s.local_steps,
+        local_steps=max(counts),
         sites=sites,
         epsilon=None if study.privacy is None else study.privacy.max_epsilon,
         delta=None if study.privacy is None else study.privacy.delta,
