@@ -23,6 +23,7 @@ from fald.results.predict import predict
 from fald.results.summary import summary
 from fald.results.tree import load, save
 from fald.runtime.checkpoint import Checkpoint
+from fald.settings import schedules
 from fald.settings.participation import Participation, full, with_replacement, without_replacement
 from fald.settings.schedules import paper_decay
 from fald.study import datasets
@@ -70,6 +71,7 @@ __all__ = [
     "sample",
     "samplers",
     "save",
+    "schedules",
     "summary",
     "sweep",
     "theory",
