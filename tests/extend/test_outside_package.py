@@ -140,7 +140,7 @@ def test_a_method_is_one_file_and_says_what_leaves(package):
     assert reveals_of("preconditioned").curvature
     asked = Proposal(
         columns=("y",), family="linear", method="preconditioned", few_round=False, curvature=False,
-        secure_sum=False, rounds=3, chains=1, rows=40, dim=2,
+        secure_sum=False, rounds=3, chains=1, rows=40, dim=2, sites=2,
     )  # fmt: skip
     make_policy({}).check(asked)
     with pytest.raises(PolicyError, match="second derivatives"):

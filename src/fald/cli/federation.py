@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fald.core.errors import ExitCode
-from fald.federation import commands
+from fald.federation.folder import ENGINE, PORT
 
 app = typer.Typer(
     name="federation",
@@ -31,13 +31,15 @@ def init(
     host: Annotated[
         str, typer.Option(help="Name or address at which sites reach the coordinator.", show_default=False)
     ],
-    port: Annotated[int, typer.Option(help="Port of the server.")] = commands.PORT,
-    engine: Annotated[str, typer.Option(help="What carries the federation.")] = commands.ENGINE,
+    port: Annotated[int, typer.Option(help="Port of the server.")] = PORT,
+    engine: Annotated[str, typer.Option(help="What carries the federation.")] = ENGINE,
 ) -> None:
     """Make a federation: a certificate authority, the server, and a kit for every site.
 
     Example: fald federation init trial --sites north,south,west --host fald.example.org
     """
+    from fald.federation import commands
+
     print(commands.init(name, sites, host, port, engine))
 
 
@@ -47,6 +49,8 @@ def serve(name: Folder) -> None:
 
     Example: fald federation serve trial
     """
+    from fald.federation import commands
+
     commands.serve(name, _say)
 
 
@@ -69,6 +73,8 @@ def join(
 
     Example: fald federation join north --data patients.csv --policy policy.toml
     """
+    from fald.federation import commands
+
     commands.join(kit, data, policy, state, _say, pins=pins)
 
 
@@ -82,6 +88,8 @@ def approve(
 
     Example: fald federation approve trial request.json
     """
+    from fald.federation import commands
+
     print(commands.approve(name, request, again))
 
 
@@ -94,6 +102,8 @@ def status(
 
     Example: fald federation status trial
     """
+    from fald.federation import commands
+
     document = commands.status(name)
     print(json.dumps(document, indent=1) if as_json else commands.status_text(document))
     if not document["reached"]:
@@ -113,6 +123,8 @@ def log(
 
     Example: fald federation log north --page record.html
     """
+    from fald.federation import commands
+
     name, entries = commands.read_log(site)
     if page is not None:
         from fald.report.record import write_record
@@ -166,6 +178,8 @@ def stop(name: Folder) -> None:
 
     Example: fald federation stop trial
     """
+    from fald.federation import commands
+
     print(commands.stop(name))
 
 

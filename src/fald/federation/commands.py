@@ -31,7 +31,6 @@ from fald.problem.data import read_table
 from fald.results.text import align
 
 Report = Callable[[str], None]
-PORT = 8102
 GONE = "gone"  # the fingerprint of a site that has left
 _LATE = 30.0  # seconds of silence after which a site is called silent; it is heard of every ten
 

@@ -35,7 +35,7 @@ def cnn(num_classes: int = 10, *, prior_scale: float = 1.0, seed: int = 0) -> Mo
         x = jax.nn.relu(x.reshape(-1) @ p["c"] + p["c_bias"])
         return x @ p["d"] + p["d_bias"]
 
-    return _classifier(shapes, logits_fn, prior_scale, seed, "cnn")
+    return _classifier(shapes, logits_fn, prior_scale=prior_scale, seed=seed, name="cnn")
 
 
 def resnet(num_classes: int = 10, *, width: int = 16, prior_scale: float = 1.0, seed: int = 0) -> Model:
@@ -66,7 +66,7 @@ def resnet(num_classes: int = 10, *, width: int = 16, prior_scale: float = 1.0, 
             x = jax.nn.relu(x + 0.1 * _convolved(inner, p[f"{block}b"]) + p[f"{block}b_bias"])
         return jnp.mean(x, axis=(0, 1)) @ p["out"] + p["out_bias"]
 
-    return _classifier(shapes, logits_fn, prior_scale, seed, "resnet")
+    return _classifier(shapes, logits_fn, prior_scale=prior_scale, seed=seed, name="resnet")
 
 
 def _convolved(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
@@ -81,7 +81,7 @@ def _pooled(x: jax.Array) -> jax.Array:
 
 
 def _classifier(
-    shapes: dict[str, tuple[int, ...]], logits_fn: Callable, prior_scale: float, seed: int, name: str
+    shapes: dict[str, tuple[int, ...]], logits_fn: Callable, *, prior_scale: float, seed: int, name: str
 ) -> Model:
     fan_in = {name: int(np.prod(shape[:-1])) for name, shape in shapes.items()}
     keys = jax.random.split(jax.random.key(seed), len(shapes))
@@ -91,7 +91,7 @@ def _classifier(
         position[f"{layer}_bias"] = jnp.zeros(shape[-1])
 
     def logprior_fn(p: Any) -> jax.Array:
-        weights = sum(fan_in[layer] * jnp.sum(p[layer] ** 2) for layer in shapes)
+        weights: Any = sum(fan_in[layer] * jnp.sum(p[layer] ** 2) for layer in shapes)
         biases = sum(jnp.sum(p[f"{layer}_bias"] ** 2) for layer in shapes)
         return -0.25 * (weights + biases) / prior_scale**2
 

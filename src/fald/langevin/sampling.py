@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fald.core.compiled import keep_compiled
 from fald.core.errors import ConfigError
 from fald.core.keys import as_key
 from fald.core.types import Position, StepSize, as_floats, float_dtype
@@ -31,6 +32,7 @@ from fald.privacy.protection import Protection, secret_words
 from fald.problem.data import FederatedData
 from fald.problem.model import Model, check_model
 from fald.results.diagnostics import STEP_LIMIT
+from fald.results.positions import positions as found_positions
 from fald.results.summary import settling
 from fald.runtime import loop
 from fald.runtime.checkpoint import Checkpoint, as_checkpoint
@@ -61,7 +63,7 @@ def sample(
     num_chains: int = 4,
     num_warmup: int = 0,
     thinning: int = 1,
-    initial_position: Position | None = None,
+    initial_position: Position | xr.DataTree | None = None,
     method: Method | str | None = None,
     privacy: Protection | None = None,
     engine: Engine | None = None,
@@ -108,7 +110,8 @@ def sample(
     num_chains, num_warmup, thinning
         Chains; rounds thrown away at the start; rounds per kept draw after that.
     initial_position
-        Where chains start: a position, or one with a leading chain axis. Default: the model's.
+        Where chains start: a position, one with a leading chain axis, or a result, such as one of FedAvg
+        (``temperature=0``), whose chains are then gone on from. Default: the model's.
     method
         A method from ``fald.samplers`` instead of FA-LD; then ``local_steps``, ``step_size``,
         ``temperature``, ``correlation``, ``noise``, ``batch_size`` and ``clip_norm`` are the method's own.
@@ -158,6 +161,7 @@ def sample(
     >>> dict(tree["posterior"].sizes)
     {'chain': 4, 'draw': 100, 'location_dim_0': 1}
     """
+    keep_compiled()
     method = _method(
         method,
         local_steps=local_steps,
@@ -291,9 +295,13 @@ def _check_schedule(method: Method, num_rounds: int) -> None:
             raise ConfigError(f"the step-size schedule must give numbers > 0; got {value:g} at step {step}")
 
 
-def _start(model: Model, initial_position: Position | None, num_chains: int) -> jax.Array:
+def _start(model: Model, initial_position: Any, num_chains: int) -> jax.Array:
     if initial_position is None:
         return jnp.tile(model.flat_initial_position, (num_chains, 1))
+    if hasattr(initial_position, "children"):  # a result: where its chains ended
+        return jax.vmap(lambda p: ravel_pytree(p)[0])(
+            as_floats(found_positions(initial_position, model).last(num_chains))
+        )
     given = as_floats(initial_position)
     if jax.tree.structure(given) != jax.tree.structure(model.initial_position):
         raise ConfigError("initial-position must have the structure of the model's initial_position")

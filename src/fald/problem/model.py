@@ -303,6 +303,20 @@ class Model:
         return {_path_name(path): leaf for path, leaf in flat}
 
     @cached_property
+    def paths(self) -> dict[str, list[Any] | None]:
+        """Where each reported array stands in a position: keys and places, or None where they do not say it.
+
+        Empty where ``constrain_fn`` reports other quantities.
+        """
+        if self.constrain_fn is not None:
+            return {}
+        flat, _ = jax.tree_util.tree_flatten_with_path(self.initial_position)
+        steps = {
+            _path_name(path): [getattr(s, "key", getattr(s, "idx", None)) for s in path] for path, _ in flat
+        }
+        return {n: own if all(isinstance(s, str | int) for s in own) else None for n, own in steps.items()}
+
+    @cached_property
     def parameter_names(self) -> list[str]:
         """A readable name for every entry of the flat position."""
         flat, _ = jax.tree_util.tree_flatten_with_path(self.initial_position)

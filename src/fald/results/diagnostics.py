@@ -14,6 +14,7 @@ import numpy as np
 from fald.core.checks import check_count
 from fald.core.errors import ConfigError
 from fald.results.kinds import kind_of, require_posterior
+from fald.results.positions import functionals as functionals  # part of this module's public names
 from fald.results.tree import draws_by_row
 from fald.theory import gaussian
 
@@ -160,7 +161,7 @@ def distance(
 
     count = check_count("points", points)
     window = None if window is None else check_count("window", window)
-    ours = draws_by_row(require_posterior(tree))
+    ours = draws_by_row(require_posterior(tree), every=True)
     goal = ReferenceLaw.of(reference, list(ours))
     chains = np.stack([draws for _, draws in ours.values()], axis=-1).astype(float)
     kept, dim = chains.shape[1:]
@@ -269,7 +270,7 @@ def wasserstein2(
 
 def _columns(sample: Any) -> np.ndarray | dict[str, np.ndarray]:
     if hasattr(sample, "children"):
-        return {label: draws.ravel() for label, (_, draws) in draws_by_row(sample).items()}
+        return {label: draws.ravel() for label, (_, draws) in draws_by_row(sample, every=True).items()}
     sample = np.asarray(sample)
     if sample.ndim != 2 or len(sample) == 0:
         raise ConfigError(f"a sample must be an array (draws, dim); got shape {sample.shape}")
