@@ -220,7 +220,8 @@ def test_signatures_hold_for_their_message_and_key_alone():
     assert check_signature(one.public, signed, b"message")
     for public, signature, message in (
         (other.public, signed, b"message"), (one.public, signed, b"massage"),
-        (one.public, "00" * 64, b"message"), (one.public, "no digits", b"message"), ("ab", signed, b"message"),
+        (one.public, "00" * 64, b"message"), (one.public, "no digits", b"message"),
+        ("ab", signed, b"message"),
     ):  # fmt: skip
         assert not check_signature(public, signature, message)
 
