@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fald.results.summary import summary
     from fald.results.tree import load, save
     from fald.runtime.checkpoint import Checkpoint
+    from fald.settings import schedules
     from fald.settings.participation import Participation, full, with_replacement, without_replacement
     from fald.settings.schedules import paper_decay
     from fald.study import datasets
@@ -60,6 +61,7 @@ _WHERE = {
     "sample": "fald.langevin.sampling:sample",
     "samplers": "fald.lab.methods",
     "save": "fald.results.tree:save",
+    "schedules": "fald.settings.schedules",
     "summary": "fald.results.summary:summary",
     "sweep": "fald.lab.sweep",
     "theory": "fald.theory",
@@ -95,6 +97,7 @@ __all__ = [
     "sample",
     "samplers",
     "save",
+    "schedules",
     "summary",
     "sweep",
     "theory",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from installed import IMAGES, POLICY, PRESSURE, environment, write_rows
+from benchmarks.installed import IMAGES, POLICY, PRESSURE, environment, write_rows
 
 from fald.results.tree import load
 

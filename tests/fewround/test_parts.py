@@ -366,19 +366,3 @@ def test_climbers_on_a_bent_ridge_are_not_sent_for_ever(known, sent):
     assert sum(found[: PATIENCE + 1]) > 0
     assert (sum(found[PATIENCE + 1 :]) > 0) == bool(sent)
     assert climbers.waiting == 0 or not known
-
-
-def test_in_the_plain_an_explorer_goes_a_long_way_at_first():
-    def at(x):
-        return Derivatives(np.array([x]), -(x**2) / 2, np.array([-x]), np.array([[-1.0]]))
-
-    modes = explorers.Modes(Target(linear_model(2.0)), main=at(0.0))
-
-    def steps(start):
-        modes.active = []
-        modes.send(np.array([[start]]))
-        modes.receive([at(start)], np.full(23, -1e6), [modes.main])  # with a valley on the way
-        return [float(e.position[0]) for e in modes.active]
-
-    assert steps(300.0) == pytest.approx([0.0], abs=1e-6)
-    assert steps(6.7) == pytest.approx([1.7])  # 22.4 nats below the top: no plain, five sds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping
 
 __version__ = "0.1.0"
@@ -11,6 +10,8 @@ _SHAPE_NUMBERS = ("jax", "jaxlib", "numpy", "scipy")
 
 def library_versions() -> dict[str, str]:
     """Versions of fald and of the libraries whose numbers it passes on, as installed here."""
+    import importlib.metadata  # not needed to say the version of fald
+
     return {"fald": __version__, **{name: importlib.metadata.version(name) for name in _SHAPE_NUMBERS}}
 
 

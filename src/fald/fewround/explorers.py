@@ -145,8 +145,8 @@ class Modes:
         """How many explorers may still bring news.
 
         Newton's method crawls along a bent ridge, from whose arms every straight way to the mode leads
-        through a valley. One that has not arrived after some rounds, and has come nowhere that draws do not know, is
-        not waited for.
+        through a valley. One that has not arrived after some rounds, and has come nowhere that draws do not
+        know, is not waited for.
 
         Parameters
         ----------
@@ -177,8 +177,6 @@ class Modes:
         if damping < 1e-9:
             self.dismissed += 1
             return None
-        if explorer.best is None and self.main and best.value < self.main.value - plain(self.target.dim):
-            damping = max(damping, decrement / 5)  # in the plain one may go a long way
         # up to five sds at first, twice as far after every step that led up
         part = min(1.0, 5 * damping / max(decrement, 1e-300))
         return Explorer(best.position + part * step, best, damping, explorer.rounds + 1)

@@ -41,6 +41,7 @@ from fald.runtime.journal import Journal, as_journal
 from fald.runtime.records import Records
 from fald.settings.fald import checked, method_settings
 from fald.settings.participation import Participation, check_participation
+from fald.settings.schedules import check_schedule
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -91,7 +92,7 @@ def sample(
     local_steps
         K, steps between synchronisations.
     step_size
-        η, or a function from the step number to η, such as ``fald.paper_decay(L, m)``.
+        η, a schedule of ``fald.schedules``, or a function from the step number to η.
     temperature
         τ; the chains sample exp(−f/τ).
     correlation
@@ -192,7 +193,8 @@ def sample(
         )
     participation = participants(method, check_participation(participation))
     participation.check(data.sizes)
-    _check_schedule(method, num_rounds)
+    if callable(about.step_size):
+        check_schedule(about.step_size, num_rounds * about.local_steps - 1)
     key, seed = as_key(rng_key)
     check_model(model, data)
     engine = InProcess() if engine is None else engine
@@ -280,19 +282,6 @@ def _description(problem: Assignment, settings: dict[str, Any], positions: jax.A
     if callable(step_size):
         others["the step-size schedule"] = digits(step_size(jnp.asarray(k)) for k in (0, 1, 10, 1000))
     return identity(problem.model, problem.data, settings, others)
-
-
-def _check_schedule(method: Method, num_rounds: int) -> None:
-    schedule = method.about.step_size
-    if not callable(schedule):
-        return
-    for step in (0, num_rounds * method.about.local_steps - 1):
-        try:
-            value = float(np.asarray(schedule(jnp.asarray(step, jnp.int32))))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the step-size schedule gives no number at step {step}: {error}") from error
-        if not (np.isfinite(value) and value > 0):
-            raise ConfigError(f"the step-size schedule must give numbers > 0; got {value:g} at step {step}")
 
 
 def _start(model: Model, initial_position: Any, num_chains: int) -> jax.Array:

@@ -148,7 +148,9 @@ class SiteWorker:
         self._openings = Openings(settings.state, self.policy)
         self._run: SiteRun | None = None
         self._told: dict[str, Any] = {}
-        about = {key: None if value is None else str(value) for key, value in vars(settings).items()}
+        about = {
+            key: str(value) if isinstance(value, Path) else value for key, value in vars(settings).items()
+        }
         limits = Limits(self.policy.max_seconds, self.policy.max_megabytes)
         self._confined = Confined(about, limits, settings.state / "site.log")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own-models"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "own-models"
 
 
 def environment(folder: Path, version: str = "1.0") -> Path:
