@@ -152,7 +152,7 @@ def test_numbers_of_uploads_are_bounded(monkeypatch):
     monkeypatch.setattr(session, "MOST_TERMS", 2)
     with pytest.raises(SecureSumError, match="64-bit words"):
         session.unmask_sum(uploads)
-    assert (LIMIT, MOST_TERMS) == (2.0**50, 512)  # so that no sum of honest terms overflows 2^71
+    assert (LIMIT, MOST_TERMS) == (2.0**47, 255)  # so that sums of honest terms leave 16 bits for marks
     assert decode(encode([0.0, -0.0, 2.0**-56, -(2.0**-56)])).tolist() == [0.0, 0.0, 2.0**-56, -(2.0**-56)]
 
 

@@ -10,6 +10,7 @@ from fald.federation.site import run as site_run
 from fald.federation.site import worker as site_worker
 from fald.federation.site.langevin import LangevinSite, Task
 from fald.federation.wire import unpack
+from fald.fewround.site import asked
 from fald.study.schema import make_study
 
 
@@ -120,5 +121,7 @@ def test_refusals_name_no_value_of_the_rows(tmp_path, monkeypatch):
         assert reply.kind == "refusal"
         assert "3.25" not in str(reply.values)
         assert not reply.arrays
-    assert unpack(worker._refuse({}, site_worker.PolicyError("curvature"))).values["message"] == "curvature"
+    with pytest.raises(site_worker.PolicyError) as caught:
+        asked({"odd": np.zeros(1)})
+    assert unpack(worker._refuse({}, caught.value)).values["message"] == "no request has a part 'odd'"
     assert "row 17 is 3.25" in (tmp_path / "a" / "state" / "site.log").read_text()  # which stays at the site
