@@ -24,6 +24,10 @@ _ATTACKS = [
     )
 ]
 
+_CLASSES = [
+    "privacy/test_privacy_composition.py::test_classes_of_draws_keep_the_probability_and_round_up",
+]
+
 TESTS: dict[str, list[str]] = {
     "fald/federation/wire.py": ["federation/test_wire.py"],
     "fald/federation/site/policy.py": ["federation/test_policy.py", "federation/test_budget_borders.py"],
@@ -64,16 +68,10 @@ TESTS: dict[str, list[str]] = {
         "privacy/test_privacy_combinations.py",
         "privacy/test_privacy_refusals.py",
     ],
-    "fald/privacy/events.py": [
-        "privacy/test_privacy_composition.py::test_classes_of_draws_keep_the_probability_and_round_up",
-        "privacy/test_privacy_composition.py::test_noise_of_honest_participants_is_the_least_possible",
-        "privacy/test_privacy_composition.py::test_summed_view_of_rounds_covers_the_last_step_only",
-        "privacy/test_privacy_refusals.py",
-        "privacy/test_privacy_combinations.py",
-    ],
-    "fald/privacy/rounds.py": ["privacy/test_privacy_combinations.py"],
-    "fald/privacy/compose.py": ["privacy/test_privacy_combinations.py"],
-    "fald/privacy/settings.py": ["privacy/test_privacy_refusals.py", "privacy/test_privacy_combinations.py"],
+    "fald/privacy/events.py": ["privacy/test_privacy_parts.py", *_CLASSES],
+    "fald/privacy/rounds.py": ["privacy/test_privacy_parts.py"],
+    "fald/privacy/compose.py": ["privacy/test_privacy_parts.py"],
+    "fald/privacy/settings.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/pld.py": ["privacy/test_privacy_profile.py", "privacy/test_privacy_combinations.py"],
     "fald/privacy/rdp.py": ["privacy/test_privacy_combinations.py"],
     "fald/privacy/calibration.py": ["privacy/test_privacy_combinations.py"],

@@ -37,8 +37,16 @@ class Mutant(NamedTuple):
     @property
     def name(self) -> str:
         """In one line, for lists."""
-        short = " ".join(self.after.split())
-        return f"{self.path}:{self.line} {self.kind}: {' '.join(self.before.split())[:90]} -> {short[:90]}"
+        return f"{self.path}:{self.line} {self._change}"
+
+    @property
+    def place(self) -> str:
+        """A name that outlives other changes of the file: with the changed line in place of its number."""
+        return f"{self._change} | {self.text.splitlines()[self.line - 1].strip()}"
+
+    @property
+    def _change(self) -> str:
+        return f"{self.kind}: {' '.join(self.before.split())[:90]} -> {' '.join(self.after.split())[:90]}"
 
 
 def mutants(path: str, text: str) -> list[Mutant]:

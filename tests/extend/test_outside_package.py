@@ -113,9 +113,12 @@ def test_the_family_is_planned_reported_predicted_and_run_on_a_federation(packag
     assert planned.best.num_rounds > 1
     policy = tmp_path / "policy.toml"
     policy.write_text('allowed-models = ["outside:exponential"]')
+    files = tables["data"]["files"]
     sites = {
-        name: SiteWorker(SiteSettings(name, tmp_path / "state" / name, Path(file), policy)).handle
-        for name, file in tables["data"]["files"].items()
+        name: SiteWorker(
+            SiteSettings(name, tmp_path / "state" / name, Path(file), policy, sites=tuple(files))
+        ).handle
+        for name, file in files.items()
     }
     there = run_federated(study, LocalLink(sites), tmp_path / "there")
     np.testing.assert_allclose(
@@ -137,7 +140,7 @@ def test_a_method_is_one_file_and_says_what_leaves(package):
     assert reveals_of("preconditioned").curvature
     asked = Proposal(
         columns=("y",), family="linear", method="preconditioned", few_round=False, curvature=False,
-        secure_sum=False, rounds=3, chains=1, rows=40, dim=2,
+        secure_sum=False, rounds=3, chains=1, rows=40, dim=2, sites=2,
     )  # fmt: skip
     make_policy({}).check(asked)
     with pytest.raises(PolicyError, match="second derivatives"):

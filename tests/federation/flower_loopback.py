@@ -68,8 +68,10 @@ class Loopback:
     def start_site(self, site: str) -> None:
         place = self.folder / site
         place.mkdir(exist_ok=True)
-        rules = "" if self.policy is None else f'policy = "{self.policy.absolute()}"\n'
-        text = f'name = "{site}"\ndata = "{self.data[site].absolute()}"\n{rules}'
+        values = {"name": site, "data": str(self.data[site].absolute()), "sites": list(self.data)}
+        if self.policy is not None:
+            values["policy"] = str(self.policy.absolute())
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
         (place / "site.toml").write_text(text)
         port = self.node_ports[list(self.data).index(site)]
         common = ["--insecure", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"]

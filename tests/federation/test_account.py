@@ -144,6 +144,51 @@ def test_a_damaged_count_stops_the_site(tmp_path):
         one.pay(1)
 
 
+def test_a_count_without_a_charge_is_kept(tmp_path):
+    (tmp_path / "run.json").write_text('{"releases": 3}')  # of a ledger that is gone
+    one = simple(tmp_path)
+    one.begin()
+    assert one.used == 3
+
+
+@pytest.mark.parametrize(("planned", "more"), [(500, 5), (100, 1), (7, 1)])
+def test_what_goes_beyond_the_plan_is_charged_by_hundredths_of_it(tmp_path, planned, more):
+    one = simple(tmp_path, planned=planned)
+    one.begin()
+    one.pay(planned)
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    assert ledger.charged("run").rounds == planned
+    one.pay(1)
+    assert ledger.charged("run").rounds == planned + more
+    one.pay(more + 20)
+    assert ledger.charged("run").rounds == one.used == planned + more + 21
+
+
+@pytest.mark.parametrize("limit", [0.005, 0.01, 0.0199, 0.02, 0.03, 0.04, 0.99, 1.0])
+def test_as_much_is_charged_as_the_limit_of_the_study_allows(tmp_path, limit):
+    simple(tmp_path, max_epsilon=limit).begin()
+    expected = max(n for n in range(101) if n / 100 <= limit)
+    assert Ledger(tmp_path / "ledger.jsonl").charged("run").rounds == expected
+
+
+def test_rounding_errors_do_not_end_a_study(tmp_path):
+    one = simple(tmp_path, planned=1, max_epsilon=0.03 * (1 - 1e-12))
+    one.begin()
+    one.pay(3)
+    assert one.used == 3
+    with pytest.raises(PrivacyError, match="is spent"):
+        simple(tmp_path, run="other", planned=1, max_epsilon=0.03 * (1 - 1e-8)).pay(3)
+
+
+def test_a_limit_below_one_release_charges_nothing(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    one = open_account(ledger, "run", tmp_path, study(max_epsilon=1e-3), SIZES, 0)
+    one.begin()
+    assert ledger.charged("run").epsilon == 0.0
+    with pytest.raises(PrivacyError, match="is spent"):
+        one.pay(1)
+
+
 def test_the_limit_of_the_study_ends_it(tmp_path):
     one = simple(tmp_path, max_epsilon=0.255)
     one.begin()

@@ -16,6 +16,8 @@ from test_secure import TASK, Sites, numbers
 from fald.core.errors import ConfigError, PolicyError, PrivacyError, SecureSumError, StorageError
 from fald.federation.secure import session
 from fald.federation.secure.fixed_point import LIMIT, MOST_TERMS, decode, encode
+from fald.federation.secure.identity import Identity, check_public, check_signature
+from fald.federation.secure.session import split
 from fald.federation.site.ledger import Charge, Ledger
 from fald.federation.site.policy import make_policy
 from fald.federation.site.worker import _proposal
@@ -176,3 +178,61 @@ def test_a_method_that_declares_nothing_is_refused_by_every_policy():
     make_policy({}).check(proposal)
     with pytest.raises(PolicyError, match=r"does not declare what it sends \(reveals\)"):
         make_policy({}).check(replace(proposal, declared=False))
+
+
+def test_a_key_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    happened, link, fsync = [], os.link, os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (happened.append("disk"), fsync(file))[1])
+    monkeypatch.setattr(os, "link", lambda *a: (happened.append("name"), link(*a))[1])
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
+    made = Identity.create(tmp_path / "key")
+    assert happened == ["disk", "name"]
+    assert os.listdir(tmp_path) == ["key"]
+    assert before is None or len(os.listdir("/proc/self/fd")) == before
+    assert Identity.load(tmp_path / "key").public == made.public
+    with pytest.raises(StorageError, match="key"):
+        Identity.create(tmp_path / "nowhere" / "key")
+    with pytest.raises(ConfigError, match="already a key"):
+        Identity.create(tmp_path / "key")
+    assert Identity.load(tmp_path / "key").public == made.public
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o601])
+def test_a_key_that_anybody_else_may_touch_is_refused(tmp_path, mode):
+    Identity.create(tmp_path / "key")
+    os.chmod(tmp_path / "key", mode)
+    with pytest.raises(ConfigError, match=f"mode {mode:04o}"):
+        Identity.load(tmp_path / "key")
+    os.chmod(tmp_path / "key", 0o400)
+    Identity.load(tmp_path / "key")
+
+
+@pytest.mark.parametrize("pinned", [7, None, b"a" * 32, "", "zz" * 32, "ab" * 31, "ab" * 33])
+def test_a_pinned_key_is_32_bytes_in_digits(pinned):
+    with pytest.raises(SecureSumError, match="pinned for site 'a'"):
+        check_public("a", pinned)
+    assert check_public("a", "AB" * 32) == "ab" * 32
+
+
+def test_signatures_hold_for_their_message_and_key_alone():
+    one, other = Identity.generate(), Identity.generate()
+    signed = one.sign(b"message")
+    assert check_signature(one.public, signed, b"message")
+    for public, signature, message in (
+        (other.public, signed, b"message"), (one.public, signed, b"massage"),
+        (one.public, "00" * 64, b"message"), (one.public, "no digits", b"message"),
+        ("ab", signed, b"message"),
+    ):  # fmt: skip
+        assert not check_signature(public, signature, message)
+
+
+def test_arrays_are_taken_out_of_a_sum_in_the_order_of_their_names():
+    shapes = {"c": (2, 2), "a": (3,), "b": ()}
+    found = split(np.arange(8.0), shapes)
+    assert found["a"].tolist() == [0, 1, 2]
+    assert found["b"].shape == ()
+    assert float(found["b"]) == 3
+    assert found["c"].tolist() == [[4, 5], [6, 7]]
+    for length in (7, 9):
+        with pytest.raises(SecureSumError, match="shapes of its terms"):
+            split(np.arange(float(length)), shapes)

@@ -83,7 +83,9 @@ def in_process(folder, tables):
 
     def run(study):
         sites = {
-            name: SiteWorker(SiteSettings(name, folder / "local" / name / study.stem, data=path))
+            name: SiteWorker(
+                SiteSettings(name, folder / "local" / name / study.stem, path, sites=tuple(tables))
+            )
             for name, path in tables.items()
         }
         link = LocalLink({name: worker.handle for name, worker in sites.items()})

@@ -66,7 +66,7 @@ class Site:
     def __init__(self, folder, policy="audit = false\n"):
         (folder / "POLICY.toml").write_text(policy)
         self.state = folder / "state"
-        self.settings = SiteSettings("a", self.state, policy=folder / "POLICY.toml")
+        self.settings = SiteSettings("a", self.state, policy=folder / "POLICY.toml", sites=("a", "b"))
         self.worker = SiteWorker(self.settings, load)
 
     def say(self, kind, values, arrays=None):

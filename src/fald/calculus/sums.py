@@ -1,7 +1,9 @@
 """Sums over rows: log likelihoods and their derivatives, in float64 whatever the precision of a run.
 
 A posterior of many rows has a mode that float32 cannot resolve. Rows are taken part by part and added up as
-they come, so that memory does not grow with their number.
+they come, so that memory does not grow with their number. Models that know a row through linear predictors
+alone say so (``fald.problem.model.predicted``), and are summed up by ``fald.calculus.predicted``; all others
+are compiled.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fald.calculus import predicted
 from fald.core.errors import DataError
 from fald.core.types import PyTree
 from fald.problem.model import Model
@@ -23,8 +26,10 @@ Array = NDArray[Any]
 Part = tuple[PyTree, Any]
 
 MAX_DIM = 500
-_WORK = 1 << 22  # row-parameter pairs evaluated at once
 _MATRICES = 1 << 25  # numbers in the Hessians of the rows of one part
+# positions looked at together, by order of derivatives: of few numbers, so that few programs are compiled
+_TOGETHER = ((64, 1024), (16, 256), (4, 32))
+_WORK = 1 << 20  # row-parameter pairs evaluated at once
 
 
 class Report(NamedTuple):
@@ -74,10 +79,11 @@ def make_site(model: Model, rows: PyTree, name: str = "") -> Site:
 
 
 def loglikelihood(model: Model, theta: jax.Array, part: Part) -> jax.Array:
-    """Log likelihood of a part of the rows, inside compiled code."""
+    """Log likelihood of a part of the rows, inside compiled code; without a mask all rows count."""
     rows, mask = part
     terms = jax.vmap(model.flat_loglikelihood, (None, 0))(theta, rows)
-    return jnp.sum(jnp.where(mask, terms, 0))
+    # a choice inside the sum keeps the compiler from using vectors: five times slower
+    return jnp.sum(terms if mask is None else jnp.where(mask, terms, 0))
 
 
 def _with_derivatives(function: Callable, order: int) -> Callable:
@@ -96,15 +102,23 @@ def _of_part(model: Model, thetas: jax.Array, part: Part, *, order: int, batch: 
 
 @partial(jax.jit, static_argnames=("model", "order"))
 def _of_prior(model: Model, thetas: jax.Array, *, order: int):
-    look = _with_derivatives(model.flat_logprior, order)
-    return jax.lax.map(look, thetas, batch_size=1024 if order == 1 else None)
+    return jax.lax.map(_with_derivatives(model.flat_logprior, order), thetas, batch_size=len(thetas))
 
 
-def _padded(positions: ArrayLike) -> Array:
-    """Positions, filled up to a number from a short list, so that few programs are compiled."""
+def _in_groups(positions: ArrayLike, order: int, look: Callable[[jax.Array], PyTree]) -> list[Array]:
+    """Look at positions (M, d), some at a time, the last ones filled up; values and derivatives (M, …)."""
     positions = np.asarray(positions, np.float64)
-    missing = (1 << max(2, (len(positions) - 1).bit_length())) - len(positions)
-    return np.concatenate([positions, np.repeat(positions[-1:], missing, axis=0)])
+    few, many = _TOGETHER[order]
+    size = few if len(positions) <= few else many
+    missing = -len(positions) % size if len(positions) else size
+    filler = positions[-1:] if len(positions) else np.zeros((1, positions.shape[1]))
+    filled = np.concatenate([positions, np.repeat(filler, missing, axis=0)])
+    with jax.enable_x64(True):
+        found = [
+            list(map(np.asarray, jax.tree.leaves(look(jnp.asarray(filled[first : first + size])))))
+            for first in range(0, len(filled), size)
+        ]
+    return [np.concatenate(parts)[: len(positions)] for parts in zip(*found)]
 
 
 def _symmetric(matrices: Array) -> Array:
@@ -112,34 +126,53 @@ def _symmetric(matrices: Array) -> Array:
         return (matrices + np.swapaxes(matrices, -1, -2)) / 2
 
 
-def _over_parts(site: Site, thetas: Array, order: int) -> list[Array]:
+def _over_parts(site: Site, positions: ArrayLike, order: int) -> list[Array]:
     """Sum log likelihoods and derivatives up to an order over the parts of a site's rows."""
     weight = (1, 2, site.model.dim)[order]
-    batch = max(1, min(len(thetas), _WORK // (site.size * weight)))
-    with jax.enable_x64(True):
-        given = jnp.asarray(thetas)
-        sums: list[Array] = []
-        for part in site.parts:
-            new = jax.tree.leaves(_of_part(site.model, given, part, order=order, batch=batch))
-            sums = [a + np.asarray(b) for a, b in zip(sums, new)] if sums else [np.asarray(a) for a in new]
+    batch = max(1, _WORK // (site.size * weight))
+    sums: list[Array] = []
+    for rows, mask in site.parts:
+        part = rows, None if mask.all() else mask
+        new = _in_groups(
+            positions,
+            order,
+            lambda thetas, part=part: _of_part(
+                site.model, thetas, part, order=order, batch=min(batch, len(thetas))
+            ),
+        )
+        sums = [a + b for a, b in zip(sums, new)] if sums else new
     return [*sums[:2], *map(_symmetric, sums[2:])]
 
 
 def log_likelihoods(site: Site, positions: Array) -> Array:
     """(M,) log likelihood of the site's rows at positions (M, d)."""
-    return _over_parts(site, _padded(positions), 0)[0][: len(positions)]
+    if site.model.predictor is not None:
+        return predicted.values(site.model, site.rows, positions)
+    return _over_parts(site, positions, 0)[0]
 
 
 def gradients(site: Site, positions: Array) -> tuple[Array, Array]:
     """Log likelihoods (M,) and their gradients (M, d)."""
-    values, grads = _over_parts(site, _padded(positions), 1)
-    return values[: len(positions)], grads[: len(positions)]
+    if site.model.predictor is not None:
+        return predicted.gradients(site.model, site.rows, positions)
+    values, grads = _over_parts(site, positions, 1)
+    return values, grads
 
 
 def hessians(site: Site, positions: Array) -> tuple[Array, Array, Array]:
     """Log likelihoods (M,), gradients (M, d) and Hessians (M, d, d)."""
-    values, grads, second = (a[: len(positions)] for a in _over_parts(site, _padded(positions), 2))
+    if site.model.predictor is not None:
+        return predicted.hessians(site.model, site.rows, positions)
+    values, grads, second = _over_parts(site, positions, 2)
     return values, grads, second
+
+
+def mean_derivatives(site: Site, positions: Array) -> tuple[Array, Array]:
+    """Gradient (d,) and Hessian (d, d) of the log likelihood, averaged over positions (M, d)."""
+    if site.model.predictor is not None:
+        return predicted.mean_derivatives(site.model, site.rows, positions)
+    _, grads, second = _over_parts(site, positions, 2)
+    return grads.mean(axis=0), second.mean(axis=0)
 
 
 def hessian_products(site: Site, position: Array, vector: Array) -> Array:
@@ -157,17 +190,19 @@ def _product(model: Model, theta: jax.Array, along: jax.Array, part: Part) -> ja
 
 def prior_derivatives(model: Model, positions: ArrayLike) -> tuple[Array, Array, Array]:
     """Log prior (M,), gradient (M, d) and Hessian (M, d, d); the server knows the prior."""
-    with jax.enable_x64(True):
-        found = _of_prior(model, jnp.asarray(np.asarray(positions, np.float64)), order=2)
-        value, grad, second = map(np.asarray, found)
+    value, grad, second = _in_groups(positions, 2, lambda thetas: _of_prior(model, thetas, order=2))
     return value, grad, _symmetric(second)
 
 
 def prior_gradients(model: Model, positions: Array) -> tuple[Array, Array]:
     """Log prior (M,) and its gradient (M, d)."""
-    with jax.enable_x64(True):
-        value, grad = _of_prior(model, jnp.asarray(_padded(positions)), order=1)
-        return np.asarray(value)[: len(positions)], np.asarray(grad)[: len(positions)]
+    value, grad = _in_groups(positions, 1, lambda thetas: _of_prior(model, thetas, order=1))
+    return value, grad
+
+
+def prior_values(model: Model, positions: Array) -> Array:
+    """Log prior (M,)."""
+    return _in_groups(positions, 0, lambda thetas: _of_prior(model, thetas, order=0))[0]
 
 
 def total(reports: Sequence[Report]) -> Report:
@@ -195,7 +230,7 @@ def client_report(site: Site, position: ArrayLike) -> Report:
     (array([-2.]), array([[1.]]))
     """
     check_dim(site.model)
-    value, gradient, hessian = _over_parts(site, np.asarray(position, np.float64)[None], 2)
+    value, gradient, hessian = hessians(site, np.asarray(position, np.float64)[None])
     return Report(-float(value[0]), -gradient[0], -hessian[0])
 
 

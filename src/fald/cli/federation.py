@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fald.core.errors import ExitCode
-from fald.federation import commands
+from fald.federation.folder import ENGINE, PORT
 
 app = typer.Typer(
     name="federation",
@@ -31,13 +31,15 @@ def init(
     host: Annotated[
         str, typer.Option(help="Name or address at which sites reach the coordinator.", show_default=False)
     ],
-    port: Annotated[int, typer.Option(help="Port of the server.")] = commands.PORT,
-    engine: Annotated[str, typer.Option(help="What carries the federation.")] = commands.ENGINE,
+    port: Annotated[int, typer.Option(help="Port of the server.")] = PORT,
+    engine: Annotated[str, typer.Option(help="What carries the federation.")] = ENGINE,
 ) -> None:
     """Make a federation: a certificate authority, the server, and a kit for every site.
 
     Example: fald federation init trial --sites north,south,west --host fald.example.org
     """
+    from fald.federation import commands
+
     print(commands.init(name, sites, host, port, engine))
 
 
@@ -47,6 +49,8 @@ def serve(name: Folder) -> None:
 
     Example: fald federation serve trial
     """
+    from fald.federation import commands
+
     commands.serve(name, _say)
 
 
@@ -72,6 +76,8 @@ def join(
 
     Example: fald federation join north --data patients.csv --policy policy.toml
     """
+    from fald.federation import commands
+
     commands.join(kit, data, policy, state, _say, pins=pins)
 
 
@@ -85,6 +91,8 @@ def approve(
 
     Example: fald federation approve trial request.json
     """
+    from fald.federation import commands
+
     print(commands.approve(name, request, again))
 
 
@@ -97,6 +105,8 @@ def status(
 
     Example: fald federation status trial
     """
+    from fald.federation import commands
+
     document = commands.status(name)
     print(json.dumps(document, indent=1) if as_json else commands.status_text(document))
     if not document["reached"]:
@@ -116,6 +126,8 @@ def log(
 
     Example: fald federation log north --page record.html
     """
+    from fald.federation import commands
+
     name, entries = commands.read_log(site)
     if page is not None:
         from fald.report.record import write_record
@@ -128,11 +140,51 @@ def log(
 
 
 @app.command()
+def repin(
+    kit: Annotated[
+        Path, typer.Argument(help="This site's kit, or the folder of its state.", show_default=False)
+    ],
+    site: Annotated[str, typer.Argument(help="The site whose key has changed.", show_default=False)],
+    roster: Annotated[Path, typer.Argument(help="roster.json of the coordinator.", show_default=False)],
+    fingerprint: Annotated[
+        str,
+        typer.Option(help="What that site has told you; without it nothing is changed.", show_default=False),
+    ] = "",
+) -> None:
+    """At a site: take the new key of another site, which has lost its key, is new, or has left.
+
+    Example: fald federation repin north south roster.json
+    """
+    from fald.federation import commands
+
+    print(commands.repin(kit, site, roster, fingerprint))
+
+
+@app.command()
+def doctor(
+    folder: Annotated[Path, typer.Argument(help="Folder of a federation, or of a site.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> None:
+    """Look for what will fail: versions, clocks, ports, certificates, disk, keys; then with exit code 7.
+
+    Example: fald federation doctor trial
+    """
+    from fald.federation import doctor as examination
+
+    found = examination.examine(folder)
+    print(json.dumps([f._asdict() for f in found], indent=1) if as_json else examination.text(found))
+    if any(finding.level == "bad" for finding in found):
+        raise typer.Exit(int(ExitCode.FEDERATION))
+
+
+@app.command()
 def stop(name: Folder) -> None:
     """Stop the run that is going on; 'fald run --resume' continues it.
 
     Example: fald federation stop trial
     """
+    from fald.federation import commands
+
     print(commands.stop(name))
 
 

@@ -8,34 +8,22 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import jax
 import typer
 
-from fald import report as reports
 from fald.cli.federation import app as federation_app
 from fald.cli.options import Json, Level, Method, Quiet, Run, Settings, Strict, StudyFile
+from fald.core.compiled import keep_compiled
 from fald.core.errors import ConfigError, ExitCode, FaldError, Interrupted
 from fald.core.files import write_atomically
 from fald.core.registry import Registry
 from fald.core.version import __version__
-from fald.planner import Goal
-from fald.privacy.calibration import Budget
-from fald.report import plan as plan_report
-from fald.report import privacy as privacy_commands
-from fald.results import text as tables
-from fald.results.terminal import drift_text, rounds_text, text
-from fald.results.tree import check_level
-from fald.study.datasets import study_path
-from fald.study.folder import forget_run, next_steps, open_run, read_study
-from fald.study.new_model import write_model
-from fald.study.precision import set_precision
-from fald.study.review import examine_run, predict_table
-from fald.study.run import Run as RunOf
-from fald.study.run import run_study
-from fald.study.schema import Study, load_study
-from fald.study.template import TEMPLATE
+
+# commands import what they need themselves, so that help and mistakes are answered at once
+if TYPE_CHECKING:
+    from fald.study.run import Run as RunOf
+    from fald.study.schema import Study
 
 COMMANDS = Registry(
     "command", "fald.commands", {"watch": "fald.cli.pages:watch", "explore": "fald.cli.pages:explore"}
@@ -66,6 +54,10 @@ def demo(
 
     Example: fald demo --method fa-ld
     """
+    from fald.study.datasets import study_path
+    from fald.study.folder import forget_run
+    from fald.study.schema import load_study
+
     study = load_study(study_path("indo"), _chosen(method))
     ours = out.is_dir() and ((out / "study.json").exists() or not any(out.iterdir()))
     if out.exists() and not ours:
@@ -113,6 +105,8 @@ def run(
 
     Example: fald run study.toml --federation trial
     """
+    from fald.study.schema import load_study
+
     loaded = load_study(study, [*(settings or []), *_chosen(method)])
     out = out or Path("runs") / study.stem
     _finish(
@@ -133,6 +127,11 @@ def diagnose(
 
     Example: fald diagnose runs/study --strict
     """
+    from fald.report import plan as plan_report
+    from fald.results.terminal import drift_text, rounds_text, text
+    from fald.study.folder import open_run
+    from fald.study.review import examine_run
+
     study, tree = open_run(folder)
     found, measured = examine_run(study, tree, level=level, doubling=doubling)
     run = found.document
@@ -175,6 +174,9 @@ def report(
 
     Example: fald report runs/study --level 0.9
     """
+    from fald import report as reports
+    from fald.results.tree import check_level
+
     check_level(level)
     document, page = reports.report_run(folder, out, level=level, doubling=doubling, reference=reference)
     if as_json:
@@ -201,6 +203,9 @@ def predict(
 
     Example: fald predict runs/study new-patients.csv --out predicted.csv
     """
+    from fald.results import text as tables
+    from fald.study.review import predict_table
+
     frame = predict_table(folder, data, level)
     frame.index = frame.index + 1  # rows count from one, as in messages about tables
     frame.index.name = "row"
@@ -242,6 +247,11 @@ def plan(
 
     Example: fald plan --constants "L=300 m=4 d=9 N=4"
     """
+    from fald.planner import Goal
+    from fald.report import plan as plan_report
+    from fald.study.precision import set_precision
+    from fald.study.schema import load_study
+
     if (study is None) == (not constants):
         raise ConfigError("give a study, or --constants", hint='for example --constants "L=300 m=4 d=9"')
     if study is None:
@@ -290,6 +300,11 @@ def privacy(
 
     Example: fald privacy calibrate study.toml --epsilon 2 --delta 1e-5
     """
+    from fald.privacy.calibration import Budget
+    from fald.report import privacy as privacy_commands
+    from fald.study.folder import read_study
+    from fald.study.schema import load_study
+
     words = list(study or [])
     if folder is not None:
         if words or settings or epsilon is not None:
@@ -329,6 +344,8 @@ def new(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("stu
 
     Example: fald new study.toml
     """
+    from fald.study.template import TEMPLATE
+
     if path.exists():
         raise ConfigError(f"{path} already exists", hint="choose another name")
     write_atomically(path, TEMPLATE.encode())
@@ -347,6 +364,8 @@ def new_model(
 
     Example: fald new-model my-model
     """
+    from fald.study.new_model import write_model
+
     write_model(folder)
     print(
         f"Wrote {folder}: the model is in {folder / folder.name.replace('-', '_') / '__init__.py'}. Next:\n"
@@ -371,17 +390,11 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    _use_compilation_cache()
+    keep_compiled()
     if context.invoked_subcommand is None:
+        from fald.study.folder import next_steps
+
         print(next_steps(Path()))
-
-
-def _use_compilation_cache() -> None:
-    """Keep compiled programs in the user's cache folder, so that the next start is fast."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    jax.config.update("jax_compilation_cache_dir", str(root / "fald" / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _chosen(method: str | None) -> list[str]:
@@ -394,6 +407,13 @@ def _finish(
     level: float = 0.95, federation: Path | None = None,
 ) -> RunOf:  # fmt: skip
     """Run a study, write its report, print its result, and return the run."""
+    from fald import report as reports
+    from fald.results.terminal import text
+    from fald.results.tree import check_level
+    from fald.study.review import examine_run
+    from fald.study.run import Run as RunOf
+    from fald.study.run import run_study
+
     check_level(level)
     how: dict[str, Any] = {
         "resume": resume,

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from fald.study.schema import known_keys
-
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 5 if a check says stop.")]
@@ -16,6 +14,8 @@ Strict = Annotated[bool, typer.Option("--strict", help="Exit with code 5 if a ch
 
 def _keys(incomplete: str) -> list[str]:
     """Study keys for the shell's completion, with the sign that a value follows."""
+    from fald.study.schema import known_keys
+
     return [f"{key}=" for key in known_keys() if key.startswith(incomplete)]
 
 

@@ -9,9 +9,6 @@ from typing import Annotated
 import typer
 
 from fald.cli.options import Host, Port, Run, Settings
-from fald.study.datasets import study_path
-from fald.study.precision import set_precision
-from fald.study.schema import load_study
 
 
 def watch(
@@ -42,6 +39,9 @@ def explore(
     """
     from fald.pages.explorer import SettingsExplorer
     from fald.pages.server import Page, serve
+    from fald.study.datasets import study_path
+    from fald.study.precision import set_precision
+    from fald.study.schema import load_study
 
     loaded = load_study(study or study_path("indo"), settings or [])
     set_precision(loaded)

@@ -195,7 +195,7 @@ def defined(undefined: Array, expected: Array, distance: Array, tolerance: float
         "numbers",
         lost <= tolerance / 2,
         f"the likelihood is not a number (NaN or +∞) at {int(undefined.sum()):,} of {len(undefined):,} "
-        f"draws, where about {float(np.sum(expected[undefined])):.1%} of the posterior should be",
+        f"draws, where about {min(float(np.sum(expected[undefined])), 1.0):.1%} of the posterior should be",
     )
 
 

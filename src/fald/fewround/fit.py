@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.calculus.sums import prior_gradients
+from fald.calculus.sums import prior_values
 from fald.core.errors import ConfigError, DiagnosticsError
 from fald.core.keys import as_key
 from fald.core.threads import one_thread
@@ -351,7 +351,7 @@ def _log_densities(model: Model, outcome: Outcome) -> dict[str, Array]:
     """Log prior and log likelihood of the draws, where the method has asked for the posterior at them."""
     if not len(outcome.values):
         return {}
-    prior = prior_gradients(model, outcome.positions)[0]
+    prior = prior_values(model, outcome.positions)
     with np.errstate(invalid="ignore"):  # where there is no density; such a draw is never kept
         return {"log_prior": prior, "log_likelihood": outcome.values - prior}
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fald.calculus.mode import descend, newton_step, unit_scaled
-from fald.calculus.sums import Report, prior_derivatives, prior_gradients
+from fald.calculus.sums import Report, prior_derivatives, prior_gradients, prior_values
 from fald.fewround.site import Answer
 from fald.problem.model import Model
 
@@ -62,7 +62,7 @@ class Target:
 
         Where the prior has no density the likelihood need not be a number.
         """
-        prior = prior_gradients(self.model, positions)[0]
+        prior = prior_values(self.model, positions)
         with np.errstate(invalid="ignore"):
             both = np.where(np.isneginf(prior), -np.inf, sums + prior)
         undefined = np.isnan(both) | np.isposinf(both)
@@ -141,7 +141,7 @@ class Target:
 
         def values(places: Array) -> Array:
             own = np.einsum("mi,ij,mj->m", places, precision, places) / 2 - places @ shift
-            return own - prior_gradients(self.model, places)[0]
+            return own - prior_values(self.model, places)
 
         found = descend(report, values, start, tolerance=1e-6)
         if not found.report.finite:

@@ -10,9 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from fald.cli.options import Json, Quiet, Settings, StudyFile
-from fald.lab import bench as speed
-from fald.lab import compare_report
-from fald.study.schema import load_study
 
 
 def reproduce(
@@ -88,6 +85,9 @@ def compare(
 
     Example: fald compare study.toml --methods fa-ld,sgld,laplace --budget-rounds 1000
     """
+    from fald.lab import compare_report
+    from fald.study.schema import load_study
+
     chosen, asked = load_study(study, settings or []), {"budget_rounds": budget_rounds, "num_chains": chains}
     plan = compare_report.plan_of(chosen, methods, target_error=target_error, **asked)
     folder, options = out or Path("comparisons") / study.stem, {"resume": resume, "report": _tell(quiet)}
@@ -114,5 +114,7 @@ def bench(
 
     Example: fald bench simulation images
     """
+    from fald.lab import bench as speed
+
     document = speed.run(workloads or [], out, quick=quick, repeats=repeats, report=_tell(quiet))
     print(json.dumps(document, indent=1) if as_json else (out / "bench.md").read_text(), end="")

@@ -32,7 +32,8 @@ class Chains:
     """The chains of a sampler.
 
     ``build`` turns kept draws, the privacy guard (if any) and costs into the result, also of a run that
-    fails; ``settling`` is what to say in the journal of the draws so far, now and then.
+    fails; ``settling`` is what to say in the journal of the draws so far, now and then; ``remark`` is said
+    after the energy in the progress line.
     """
 
     few = False
@@ -40,6 +41,7 @@ class Chains:
     def __init__(self, problem: Assignment, engine: Engine, asked: Asked, build: Callable[..., Any]):
         self.problem, self.engine, self.asked, self._build = problem, engine, asked, build
         self.settling: Callable[[list[Records]], dict[str, Any]] = lambda records: {}
+        self.remark = ""
         self.total = asked.num_rounds
         self._state: RunState | None = None
         self._records: list[Records] = []
@@ -128,7 +130,7 @@ class Chains:
     def note(self) -> str:
         """The energy, or ε so far."""
         if self._guard is None:
-            return f"energy {self._energy:,.4g}"
+            return f"energy {self._energy:,.4g}{self.remark}"
         return f"ε ≤ {self._guard.epsilon(self.round):,.4g}"
 
     def line(self, summarise: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fald.core.compiled import keep_compiled
 from fald.core.errors import ConfigError
 from fald.core.keys import as_key
 from fald.core.types import Position, StepSize, as_floats, float_dtype
 from fald.langevin.chains import Asked, Chains
-from fald.langevin.divergence import step_times_curvature
+from fald.langevin.divergence import StepCheck, check_step, step_at_draws
 from fald.langevin.draws import build_tree
 from fald.langevin.engine import Assignment, Engine
 from fald.langevin.fald import fald, private
@@ -29,6 +31,8 @@ from fald.langevin.safety import check_noise
 from fald.privacy.protection import Protection, secret_words
 from fald.problem.data import FederatedData
 from fald.problem.model import Model, check_model
+from fald.results.diagnostics import STEP_LIMIT
+from fald.results.positions import positions as found_positions
 from fald.results.summary import settling
 from fald.runtime import loop
 from fald.runtime.checkpoint import Checkpoint, as_checkpoint
@@ -37,6 +41,7 @@ from fald.runtime.journal import Journal, as_journal
 from fald.runtime.records import Records
 from fald.settings.fald import checked, method_settings
 from fald.settings.participation import Participation, check_participation
+from fald.settings.schedules import check_schedule
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -59,10 +64,11 @@ def sample(
     num_chains: int = 4,
     num_warmup: int = 0,
     thinning: int = 1,
-    initial_position: Position | None = None,
+    initial_position: Position | xr.DataTree | None = None,
     method: Method | str | None = None,
     privacy: Protection | None = None,
     engine: Engine | None = None,
+    step_check: bool = True,
     progress: bool = True,
     checkpoint: str | Path | Checkpoint | None = None,
     journal: str | Path | Journal | None = None,
@@ -86,7 +92,7 @@ def sample(
     local_steps
         K, steps between synchronisations.
     step_size
-        η, or a function from the step number to η, such as ``fald.paper_decay(L, m)``.
+        η, a schedule of ``fald.schedules``, or a function from the step number to η.
     temperature
         τ; the chains sample exp(−f/τ).
     correlation
@@ -105,7 +111,8 @@ def sample(
     num_chains, num_warmup, thinning
         Chains; rounds thrown away at the start; rounds per kept draw after that.
     initial_position
-        Where chains start: a position, or one with a leading chain axis. Default: the model's.
+        Where chains start: a position, one with a leading chain axis, or a result, such as one of FedAvg
+        (``temperature=0``), whose chains are then gone on from. Default: the model's.
     method
         A method from ``fald.samplers`` instead of FA-LD; then ``local_steps``, ``step_size``,
         ``temperature``, ``correlation``, ``noise``, ``batch_size`` and ``clip_norm`` are the method's own.
@@ -115,6 +122,9 @@ def sample(
         from entropy. Each chain counts.
     engine
         Where clients run; in this process by default.
+    step_check
+        Compare the step size with the largest curvature of some clients before the first round and at the
+        mean of the draws, each in about a second at most, and warn where it is too large. False: do not.
     progress
         Report on standard error.
     checkpoint
@@ -152,6 +162,7 @@ def sample(
     >>> dict(tree["posterior"].sizes)
     {'chain': 4, 'draw': 100, 'location_dim_0': 1}
     """
+    keep_compiled()
     method = _method(
         method,
         local_steps=local_steps,
@@ -182,7 +193,8 @@ def sample(
         )
     participation = participants(method, check_participation(participation))
     participation.check(data.sizes)
-    _check_schedule(method, num_rounds)
+    if callable(about.step_size):
+        check_schedule(about.step_size, num_rounds * about.local_steps - 1)
     key, seed = as_key(rng_key)
     check_model(model, data)
     engine = InProcess() if engine is None else engine
@@ -213,17 +225,23 @@ def sample(
     checkpoint = as_checkpoint(checkpoint)
     description = {} if checkpoint is None else _description(problem, settings, positions)
 
+    found = [_checked_step(problem, num_rounds, positions[0])] if step_check else []
+
     def build(records: list[Records], guard: Guard | None = None, costs: Any = None):
         told = {**settings, "num_rounds": num_rounds}
         tree = build_tree(problem, records, told, guard=guard, costs=costs)
-        unstable = step_times_curvature(problem, positions[0], records)
-        if unstable is not None:
-            tree.attrs["step_times_curvature"] = unstable
+        products = [c.product for c in (*found, *[step_at_draws(problem, records) for _ in found]) if c]
+        if products:
+            tree.attrs["step_times_curvature"] = max(products)
+        if isinstance(engine, InProcess):
+            tree.attrs["layout"] = engine.layout(problem)
         return tree
 
     notes = as_journal(journal)
     notes.about |= {"method": about.name, "model": model.name, "settings": settings}
     chains = Chains(problem, engine, Asked(positions, num_rounds, privacy), build)
+    if found and found[0] is not None:
+        chains.remark = f", step × curvature {found[0].product:.2g}"
     if not about.point_estimate:
         chains.settling = functools.partial(settling, model)
     loop.run(chains, checkpoint=checkpoint, description=description, journal=notes, progress=progress)
@@ -247,6 +265,16 @@ def _method(method: Method | str | None, **settings: Any) -> Method:
     return method
 
 
+def _checked_step(problem: Assignment, num_rounds: int, start: jax.Array) -> StepCheck | None:
+    """What the step size is beside the curvature at the start, said aloud where it is too large."""
+    found = check_step(problem, num_rounds, start, np.arange(problem.data.num_clients))
+    # an optimiser only has to be stable
+    advice = "" if found is None else found.advice(2.0 if problem.method.about.point_estimate else STEP_LIMIT)
+    if advice:
+        warnings.warn(advice, stacklevel=3)
+    return found
+
+
 def _description(problem: Assignment, settings: dict[str, Any], positions: jax.Array) -> dict[str, Any]:
     """What a run is, to recognise it when it resumes."""
     others: dict[str, Any] = {"the starting positions": array_hash(positions)}
@@ -256,22 +284,13 @@ def _description(problem: Assignment, settings: dict[str, Any], positions: jax.A
     return identity(problem.model, problem.data, settings, others)
 
 
-def _check_schedule(method: Method, num_rounds: int) -> None:
-    schedule = method.about.step_size
-    if not callable(schedule):
-        return
-    for step in (0, num_rounds * method.about.local_steps - 1):
-        try:
-            value = float(np.asarray(schedule(jnp.asarray(step, jnp.int32))))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the step-size schedule gives no number at step {step}: {error}") from error
-        if not (np.isfinite(value) and value > 0):
-            raise ConfigError(f"the step-size schedule must give numbers > 0; got {value:g} at step {step}")
-
-
-def _start(model: Model, initial_position: Position | None, num_chains: int) -> jax.Array:
+def _start(model: Model, initial_position: Any, num_chains: int) -> jax.Array:
     if initial_position is None:
         return jnp.tile(model.flat_initial_position, (num_chains, 1))
+    if hasattr(initial_position, "children"):  # a result: where its chains ended
+        return jax.vmap(lambda p: ravel_pytree(p)[0])(
+            as_floats(found_positions(initial_position, model).last(num_chains))
+        )
     given = as_floats(initial_position)
     if jax.tree.structure(given) != jax.tree.structure(model.initial_position):
         raise ConfigError("initial-position must have the structure of the model's initial_position")

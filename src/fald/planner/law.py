@@ -261,7 +261,9 @@ def chain(problem: Problem, setting: Setting) -> Chain:
     """
     s = setting
     if callable(s.step_size):
-        raise ConfigError("step-size must be a number here; got a schedule")
+        raise ConfigError(
+            "step-size must be a number here; got a schedule", hint="planner.trajectory takes schedules too"
+        )
     if s.temperature == 0:
         raise ConfigError("temperature must be > 0 here: at 0 there is a point estimate and no law; got 0")
     values, basis, centers = problem.spectrum

@@ -104,6 +104,50 @@ def bounded(*, curvature: float, rows: float) -> Callable[[Callable], Callable]:
     return mark
 
 
+class Predictor(NamedTuple):
+    """How a log likelihood of examples (x, y) depends on η = a + bx, through which alone it knows x.
+
+    All three functions take η (rows, positions), with an axis of predictors in front where there are
+    several; y (rows, 1); and the other entries of the position by name, (positions,) each. They compute in
+    NumPy, in the precision of η, so that sums over rows are a matrix product and a few passes over an array.
+
+    Attributes
+    ----------
+    value_fn
+        Log likelihood (rows, positions).
+    slopes_fn
+        Its derivatives by every predictor and every other entry, in this order; a list of (rows, positions).
+    bends_fn
+        Second derivatives: a list of such lists, of which the part right of the diagonal is used.
+    single
+        Whether values may be computed in float32: where |value| changes at most as fast as |η|, the error of
+        a sum over n rows is about 2⁻²⁴ |η| √n.
+    """
+
+    value_fn: Callable[[Any, Any, Mapping[str, Any]], Any]
+    slopes_fn: Callable[[Any, Any, Mapping[str, Any]], Sequence[Any]]
+    bends_fn: Callable[[Any, Any, Mapping[str, Any]], Sequence[Sequence[Any]]]
+    single: bool = False
+
+
+def predicted(
+    value_fn: Callable, slopes_fn: Callable, bends_fn: Callable, *, single: bool = False
+) -> Callable[[Callable], Callable]:
+    """Mark a log likelihood of examples (x, y) that knows x through the linear predictor η = a + bx alone.
+
+    Its positions are mappings with ``intercept``, () or (predictors,), and ``coefficient``, (features,) or
+    (predictors, features); ``Predictor`` says what the functions are. The mark is the function's, not the
+    model's, so that a function put in its place has none.
+    """
+
+    def mark(loglikelihood_fn: Callable) -> Callable:
+        found = Predictor(value_fn, slopes_fn, bends_fn, single)
+        loglikelihood_fn.predictor = found  # type: ignore[attr-defined]
+        return loglikelihood_fn
+
+    return mark
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
     """A Bayesian model whose likelihood is a product over examples.
@@ -209,6 +253,11 @@ class Model:
         return getattr(self.loglikelihood_fn, "bounds", None)
 
     @property
+    def predictor(self) -> Predictor | None:
+        """How the log likelihood depends on a linear predictor; None: it is not known to."""
+        return getattr(self.loglikelihood_fn, "predictor", None)
+
+    @property
     def undeclared(self) -> list[str]:
         """What the model does not say of itself, and what follows from that, in words."""
         absent = {
@@ -254,6 +303,20 @@ class Model:
             return {name.replace("/", "."): value for name, value in self.constrain_fn(position).items()}
         flat, _ = jax.tree_util.tree_flatten_with_path(position)
         return {_path_name(path): leaf for path, leaf in flat}
+
+    @cached_property
+    def paths(self) -> dict[str, list[Any] | None]:
+        """Where each reported array stands in a position: keys and places, or None where they do not say it.
+
+        Empty where ``constrain_fn`` reports other quantities.
+        """
+        if self.constrain_fn is not None:
+            return {}
+        flat, _ = jax.tree_util.tree_flatten_with_path(self.initial_position)
+        steps = {
+            _path_name(path): [getattr(s, "key", getattr(s, "idx", None)) for s in path] for path, _ in flat
+        }
+        return {n: own if all(isinstance(s, str | int) for s in own) else None for n, own in steps.items()}
 
     @cached_property
     def parameter_names(self) -> list[str]:

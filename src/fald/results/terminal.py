@@ -121,9 +121,11 @@ def _verdict_lines(run: Mapping[str, Any]) -> list[str]:
     names = run["exposed"]
     if names:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        few = "So few rows that sums over them describe single rows"
         lines.append(
-            f"Exposed: {shown}. So few rows that sums over them describe single rows, unless a secure sum "
-            "hides them among those of other sites."
+            f"{few}: {shown}. A secure sum has hidden them among those of the other sites."
+            if run["hidden"]
+            else f"Exposed: {shown}. {few}, and no secure sum has hidden them."
         )
     return lines
 

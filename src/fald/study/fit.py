@@ -10,6 +10,7 @@ import jax
 
 from fald.calculus.sums import MAX_DIM as LARGEST_PLANNED
 from fald.core.checks import check_count
+from fald.core.compiled import keep_compiled
 from fald.core.errors import ConfigError
 from fald.fewround.exchange import Exchange
 from fald.fewround.fit import choose, few_round_settings, few_rounds, tolerance_of
@@ -101,6 +102,7 @@ def fit(
     >>> tree.attrs["verdict"], int(tree.attrs["rounds_done"])
     ('reached', 3)
     """
+    keep_compiled()
     tolerance = tolerance_of(accuracy)
     max_rounds = check_count("max-rounds", max_rounds, 3)
     check_model(model, data)

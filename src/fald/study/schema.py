@@ -129,6 +129,7 @@ class FederationSection(Section):
     """How a run on a federation treats sites that are slow or silent, and what it may see of them."""
 
     timeout: Annotated[float, Field(gt=0)] = 60.0
+    opening_timeout: Annotated[float, Field(gt=0)] = 300.0
     dropout: Literal["fail", "retry", "reweight"] = "retry"
     retries: Annotated[int, Field(ge=0)] = 3
     first_replies: Annotated[int, Field(ge=1)] | None = None

@@ -31,6 +31,25 @@ class Situation(NamedTuple):
     jobs: tuple[str, ...]
 
 
+class Finding(NamedTuple):
+    """What ``fald federation doctor`` has found.
+
+    Attributes
+    ----------
+    level
+        ``ok``, ``warn`` or ``bad``: the last will fail.
+    about, said
+        What it is about, and what is so.
+    mend
+        What to do.
+    """
+
+    level: str
+    about: str
+    said: str
+    mend: str = ""
+
+
 class Site(NamedTuple):
     """A site that is about to join.
 
@@ -107,6 +126,14 @@ class Deployment(Protocol):
 
     def situation(self, folder: Path) -> Situation:
         """Who is there, and what runs."""
+        ...
+
+    def examine(self, folder: Path) -> list[Finding]:
+        """What is right and wrong with the engine's part at the coordinator."""
+        ...
+
+    def examine_kit(self, kit: Path) -> list[Finding]:
+        """What is right and wrong with the engine's part at a site."""
         ...
 
 

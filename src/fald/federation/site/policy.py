@@ -47,9 +47,10 @@ class Proposal:
     secure_sum
         Whether all uploads go through a secure sum.
     rounds, chains, local_steps
-        The most rounds it may take, the chains that advance in each, and the steps of each chain.
+        The most rounds it may take, the chains that advance in each, and the steps of each chain, or what
+        else a method counts if that is more.
     sites
-        How many sites the federation has.
+        How many sites the federation has by what the site itself knows; 0: it does not know.
     rows
         Rows of this site; 0 before they were looked at. Used at the site only.
     dim
@@ -148,6 +149,7 @@ class Policy(_Section):
     max_chains: Annotated[int, Field(ge=1)] = 1_000
     max_local_steps: Annotated[int, Field(ge=1)] = 10_000
     max_failed_opens: Annotated[int, Field(ge=1)] = 20
+    max_studies: Annotated[int, Field(ge=1)] = 100
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 120.0
     max_megabytes: Annotated[int, Field(ge=1)] = 4096
     privacy: PrivacyPolicy = Field(default_factory=PrivacyPolicy)
@@ -253,7 +255,7 @@ class Policy(_Section):
         if (task.curvature or declared) and not self.curvature:
             found.append("second derivatives over its rows (curvature)")
         # of two sites each knows the other's part of a sum, so that a secure sum hides nothing
-        unsummed = task.sites < FEWEST_SITES if self.unsummed is None else self.unsummed
+        unsummed = 0 < task.sites < FEWEST_SITES if self.unsummed is None else self.unsummed
         if not task.secure_sum and not unsummed:
             found.append("uploads that do not go through a secure sum (unsummed)")
         return found

@@ -28,11 +28,12 @@ from fald.core.errors import (
     PolicyError,
     PrivacyError,
     SecureSumError,
+    StorageError,
     printable,
 )
 from fald.core.files import locked, write_atomically
 from fald.core.reveals import shows_curvature
-from fald.core.version import __version__
+from fald.core.version import __version__, library_versions
 from fald.federation import wire
 from fald.federation.secure.session import Identity
 from fald.federation.site.account import private_parts
@@ -53,7 +54,9 @@ from fald.study.schema import Study, make_study
 
 Array = NDArray[Any]
 _TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError)  # whose words never come from rows
+_OWN_FILES = "a file of its own, such as its privacy ledger, is damaged or cannot be written"
 _DAY = 86400.0  # seconds
+_LARGEST_LOG = 5_000_000  # bytes after which a new log begins; the one before is kept
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,8 @@ class SiteSettings:
         Public keys of all sites; None: those seen in the first run are kept, and later ones must match.
     coordinator
         Who can ask, as the record says it: the address of the server, and the fingerprint of its authority.
+    sites
+        Names of all sites of the federation, as the people here were told when they joined; empty: unknown.
     """
 
     name: str
@@ -82,6 +87,7 @@ class SiteSettings:
     policy: Path | None = None
     pins: Path | None = None
     coordinator: str = ""
+    sites: tuple[str, ...] = ()
 
     @property
     def identity(self) -> Path:
@@ -102,12 +108,15 @@ def read_site(folder: str | Path) -> SiteSettings:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}", hint="'fald federation join' writes it") from error
-    unknown = sorted(set(tree) - {"name", "state", "data", "policy", "pins", "coordinator"})
+    unknown = sorted(set(tree) - {"name", "state", "data", "policy", "pins", "coordinator", "sites"})
     if unknown or not isinstance(tree.get("name"), str):
         raise ConfigError(f"{path}: {'unknown key ' + repr(unknown[0]) if unknown else 'name is missing'}")
     paths = {key: Path(folder) / tree[key] for key in ("data", "policy", "pins") if key in tree}
-    asks = str(tree.get("coordinator", ""))
-    return SiteSettings(tree["name"], Path(folder) / tree.get("state", "state"), **paths, coordinator=asks)
+    asks, sites = str(tree.get("coordinator", "")), tree.get("sites", [])
+    if not isinstance(sites, list) or (sites and tree["name"] not in sites):
+        raise ConfigError(f"{path}: sites must be a list of names, this site's among them")
+    state = Path(folder) / tree.get("state", "state")
+    return SiteSettings(tree["name"], state, **paths, coordinator=asks, sites=tuple(map(str, sites)))
 
 
 class SiteWorker:
@@ -141,7 +150,9 @@ class SiteWorker:
         self._record = Record(settings.state, self.identity)
         self._run: SiteRun | None = None
         self._told: dict[str, Any] = {}
-        about = {key: None if value is None else str(value) for key, value in vars(settings).items()}
+        about = {
+            key: str(value) if isinstance(value, Path) else value for key, value in vars(settings).items()
+        }
         limits = Limits(self.policy.max_seconds, self.policy.max_megabytes)
         self._confined = Confined(about, limits, settings.state / "site.log")
 
@@ -193,8 +204,11 @@ class SiteWorker:
         self.log("".join(traceback.format_exception(error)).rstrip())
         if isinstance(error, _TELLS) and not isinstance(error, RowsError) and _raised_here(error):
             said, hint, kind = error.message, error.hint, type(error).__name__
+        elif isinstance(error, StorageError):  # of the site's own files, not of its rows
+            said, hint, kind = _OWN_FILES, "the site's own log says which", FederationError.__name__
         else:  # one sentence for all: a difference could tell of the rows
             said, hint, kind = UNSAID, "the site's own log says what", FederationError.__name__
+        said = said[:1000]
         self._note(refused=said)
         try:
             self._record.add({**self._told, "left": {}, "refused": said})
@@ -205,8 +219,10 @@ class SiteWorker:
 
     def log(self, text: str) -> None:
         """Add to the site's own log."""
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        with open(self.settings.state / "site.log", "a", encoding="utf-8") as file:
+        stamp, path = time.strftime("%Y-%m-%d %H:%M:%S"), self.settings.state / "site.log"
+        if path.exists() and path.stat().st_size > _LARGEST_LOG:
+            path.replace(path.with_suffix(".1.log"))
+        with open(path, "a", encoding="utf-8") as file:
             file.write(f"{stamp} {printable(text, lines=True)}\n")
 
     def _note(self, **fields: Any) -> None:
@@ -217,7 +233,8 @@ class SiteWorker:
     # -- before the rounds ------------------------------------------------------------------------------
 
     def _hello(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
-        return {"version": __version__, "protocol": PROTOCOL, "identity": self.identity.public}, {}
+        about = {"version": __version__, "versions": library_versions(), "protocol": PROTOCOL}
+        return {**about, "identity": self.identity.public}, {}
 
     def _family(self, message: wire.Message) -> str:
         """The model of the run that a message belongs to, by name; nothing of it is imported."""
@@ -275,9 +292,10 @@ class SiteWorker:
         set_precision(study)
         if study.privacy is not None:
             private_parts(study)  # before anything leaves
-        proposal = _proposal(study, v["secure"], len(v["names"]))
+        proposal = _proposal(study, v["secure"], len(self._known_sites()))
         self.policy.check(proposal)
         self._check_sites(v["names"], v["secure"])
+        self._count_study(self._told["study"])
         data, warnings = self._opened(study, proposal)
         folder = self._folder(v["run"])
         known = Frozen.read(folder)
@@ -307,6 +325,19 @@ class SiteWorker:
         told["audits"] = run.wants_sums
         types = {f"row_{i}": np.zeros((0, *a.shape[1:]), a.dtype) for i, a in enumerate(_leaves(data))}
         return told, types | offered
+
+    def _count_study(self, digest: str) -> None:
+        """Refuse more different studies within a day than the policy allows: whoever may choose them can ask
+        by studies what a single one may not ask."""
+        path, now = self.settings.state / "studies.json", time.time()
+        with locked(path.with_suffix(".lock")):
+            seen = {each: t for each, t in (_read_json(path) or {}).items() if now - t < _DAY}
+            if digest not in seen and len(seen) >= self.policy.max_studies:
+                raise PolicyError(
+                    f"it has looked at {len(seen)} different studies within a day (max-studies)",
+                    hint="wait, or ask the site to change its policy",
+                )
+            write_atomically(path, json.dumps({digest: now, **seen}).encode())
 
     def _opened(self, study: Study, proposal: Proposal) -> tuple[FederatedData, list[str]]:
         """The rows of a study that the policy allows; what does not fit is counted, and told in one way."""
@@ -344,14 +375,14 @@ class SiteWorker:
         """Refuse a roster without this site, and sums over fewer sites than are known here."""
         if self.settings.name not in names:
             raise FederationError("the roster must name this site once, in order")
-        known = self._known_pins()
+        known = self._known_sites()
         subset = names in [sorted(each) for each in self.policy.allowed_subsets]
-        if secure and known is not None and set(names) != set(known) and not subset:
+        if secure and known and set(names) != known and not subset:
             raise SecureSumError(
-                "the sites of the run are not those pinned here; they differ in "
-                + ", ".join(map(repr, sorted(set(names) ^ set(known)))),
+                "the sites of the run are not those known here; they differ in "
+                + ", ".join(map(repr, sorted(set(names) ^ known))),
                 hint="sums with and without a site show that site's numbers; allowed-subsets of the policy "
-                "names those that may be asked",
+                "names those that may be asked, 'fald federation repin' at this site takes in who is new",
             )
 
     def _begin(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -374,6 +405,10 @@ class SiteWorker:
         self._run = None
         self._note(finished=message.values["run"])
         return {}, {}
+
+    def _known_sites(self) -> set[str]:
+        """Names of the sites, whatever a coordinator says: those pinned, else those told at joining."""
+        return set(self._known_pins() or self.settings.sites)
 
     def _known_pins(self) -> dict[str, str] | None:
         return _read_json(self.settings.pins or self.settings.state / "pins.json")
@@ -424,12 +459,13 @@ class SiteWorker:
         mine = self._run
         if mine is None or mine.about["run"] != run_id or mine.about["session"] != session:
             study = _remote_study(about["study"])
-            set_precision(study)
             with about_rows():
                 data = self._rows(study)
+            set_precision(study)
             mine = SiteRun(self._owner, folder, about, study, data)
             mine.restore()
             self._run = mine
+        set_precision(mine.study)  # another study may have been looked at since
         mine.answers.read()
         return mine
 
@@ -462,8 +498,15 @@ def _proposal(study: Study, secure: bool, sites: int) -> Proposal:
     s = study.sampler
     if s is None:
         kinds, sums, declared = answer_kinds(requests_of(study.fit.method, study.fit.curvature)), True, True
+        counts = [1]
     else:
-        reveals = s.build_method().about.reveals
+        about = s.build_method().about
+        reveals = about.reveals
+        # burn-in, samples, Newton steps: whatever a method counts is work
+        counts = [
+            s.local_steps,
+            *(v for k, v in about.settings.items() if type(v) is int and k != "batch_size"),
+        ]
         kinds, sums, declared = reveals.kinds, reveals.sums, reveals.declared
     return Proposal(
         columns=(study.data.target, *study.data.features),
@@ -476,7 +519,7 @@ def _proposal(study: Study, secure: bool, sites: int) -> Proposal:
         secure_sum=secure,
         rounds=study.fit.max_rounds if s is None else s.num_rounds,
         chains=1 if s is None else s.num_chains,
-        local_steps=1 if s is None else s.local_steps,
+        local_steps=max(counts),
         sites=sites,
         epsilon=None if study.privacy is None else study.privacy.max_epsilon,
         delta=None if study.privacy is None else study.privacy.delta,

@@ -23,10 +23,11 @@ WORKLOADS = {
     "images": "B, C: image classifiers against PyTorch",
     "chains": "D: many chains of a logistic regression against a Python loop and BlackJAX",
     "many": "E: 1,000 and 100,000 clients",
+    "networks": "G, H, I: networks against loops written by hand",
     "start": "F: import, compilation, demo",
     "scaling": "cost of a round along K, participants, batch and features",
 }
-_REPEATS = {"simulation": 7, "images": 5, "chains": 5, "many": 7, "start": 3, "scaling": 9}
+_REPEATS = {"simulation": 7, "images": 5, "chains": 5, "many": 7, "networks": 5, "start": 3, "scaling": 9}
 
 
 def run(

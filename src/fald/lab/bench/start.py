@@ -12,9 +12,7 @@ from pathlib import Path
 from fald.lab.bench.timing import Case, Contender, Mark, times_faster
 
 _COMPILE = """
-import sys, jax, numpy as np, fald
-from fald.cli.main import _use_compilation_cache
-if sys.argv[1] == "cached": _use_compilation_cache()
+import fald
 data = fald.datasets.load("indo")
 model = fald.models.logistic_regression(list(data.features))
 fald.sample(0, model, data, num_rounds=1, local_steps=1, step_size=1e-4, progress=False)
@@ -23,7 +21,8 @@ fald.sample(0, model, data, num_rounds=1, local_steps=1, step_size=1e-4, progres
 
 def _process(*arguments: str, cache: Callable[[], str] | None = None) -> Callable[[], None]:
     def run() -> None:
-        environment = {**os.environ, **({"XDG_CACHE_HOME": cache()} if cache else {})}
+        environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+        environment["FALD_CACHE"] = cache() if cache else "off"
         subprocess.run(arguments, check=True, capture_output=True, env=environment)
 
     return run
@@ -47,9 +46,9 @@ def cases(quick: bool) -> list[Case]:
         f"import {module}": Contender(_process(python, "-c", f"import {module}"), 1)
         for module in ("jax", "fald")
     }
-    cached = _process(python, "-c", _COMPILE, "cached", cache=lambda: kept.name)
+    cached = _process(python, "-c", _COMPILE, cache=lambda: kept.name)
     starts = {
-        "first sample, no cache": Contender(_process(python, "-c", _COMPILE, "plain"), 1),
+        "first sample, no cache": Contender(_process(python, "-c", _COMPILE), 1),
         "first sample, cached": Contender(cached, 1),
     }
     demos = {

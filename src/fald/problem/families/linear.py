@@ -14,7 +14,7 @@ from fald.core.errors import ConfigError
 from fald.core.types import float_dtype
 from fald.problem.data import FederatedData
 from fald.problem.families.base import Features, feature_names, linear_predictor, outcomes
-from fald.problem.model import Model
+from fald.problem.model import Model, predicted
 
 Pair = Sequence[float]
 
@@ -79,6 +79,27 @@ def linear_regression(
             value = value - 0.5 * jnp.exp(2 * s) / half**2 + s
         return value
 
+    constant = float(np.log(unit) + 0.5 * np.log(2 * np.pi))
+
+    def residual(eta, y, others):
+        s = np.log(known) if known is not None else others["log_noise_scale"]
+        return ((y - centre) / unit - eta) * np.exp(-s), s
+
+    def values(eta, y, others):
+        off, s = residual(eta, y, others)
+        return -0.5 * off**2 - (s + constant)
+
+    def slopes(eta, y, others):
+        off, s = residual(eta, y, others)
+        return [off * np.exp(-s), off**2 - 1][: 1 + len(others)]
+
+    def bends(eta, y, others):
+        off, s = residual(eta, y, others)
+        cross = -2 * off * np.exp(-s)
+        own = np.broadcast_to(-np.exp(-2 * s), off.shape)
+        return [[own, cross], [cross, -2 * off**2]][: 1 + len(others)]
+
+    @predicted(values, slopes, bends)
     def loglikelihood_fn(p, example):
         x, y = example
         s = log_scale(p)

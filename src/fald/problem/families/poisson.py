@@ -7,9 +7,23 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import gammaln
 
 from fald.problem.families.base import Features, linear_predictor, regression
-from fald.problem.model import Model, bounded
+from fald.problem.model import Model, bounded, predicted
+
+
+def _values(eta, y, _):
+    rate = np.exp(eta)
+    return np.subtract(y * eta - gammaln(y + 1.0), rate, out=rate)
+
+
+def _slopes(eta, y, _):
+    return [y - np.exp(eta)]
+
+
+def _bends(eta, y, _):
+    return [[-np.exp(eta)]]
 
 
 def poisson_regression(features: Features, *, prior_scale: float = 2.5) -> Model:
@@ -22,6 +36,7 @@ def poisson_regression(features: Features, *, prior_scale: float = 2.5) -> Model
     """
 
     @bounded(curvature=math.inf, rows=math.inf)
+    @predicted(_values, _slopes, _bends)
     def loglikelihood_fn(position, example):
         x, y = example
         log_rate = linear_predictor(position, x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fald.core.checks import check_count, check_positive
 from fald.core.types import float_dtype
@@ -15,7 +16,31 @@ from fald.problem.families.base import (
     normal_logprior,
     sensitivity,
 )
-from fald.problem.model import Model, bounded, takes_rows
+from fald.problem.model import Model, bounded, predicted, takes_rows
+
+
+def _chances(eta):
+    """Probabilities of the classes, and the logarithm of what they are divided by."""
+    top = np.max(eta, axis=0)
+    chances = np.exp(eta - top)
+    total = np.sum(chances, axis=0)
+    chances /= total
+    return chances, top + np.log(total)
+
+
+def _values(eta, y, _):
+    chosen = np.take_along_axis(eta, np.asarray(y, np.intp)[None], axis=0)[0]
+    return chosen - _chances(eta)[1]
+
+
+def _slopes(eta, y, _):
+    chances = _chances(eta)[0]
+    return [(y == j) - chance for j, chance in enumerate(chances)]
+
+
+def _bends(eta, y, _):
+    chances = _chances(eta)[0]
+    return [[one * (other - (i == j)) for j, other in enumerate(chances)] for i, one in enumerate(chances)]
 
 
 def softmax_regression(features: Features, num_classes: int, *, prior_scale: float = 2.5) -> Model:
@@ -35,9 +60,10 @@ def softmax_regression(features: Features, num_classes: int, *, prior_scale: flo
         return position["coefficient"] @ x + jnp.expand_dims(position["intercept"], tuple(range(1, x.ndim)))
 
     bound = bounded(curvature=classes / 2, rows=2 * classes / (classes - 1))
+    declared = predicted(_values, _slopes, _bends, single=True)
     return Model(
         logprior_fn=normal_logprior(check_positive("prior-scale", prior_scale)),
-        loglikelihood_fn=bound(takes_rows(categorical_loglikelihood(logits_fn))),
+        loglikelihood_fn=declared(bound(takes_rows(categorical_loglikelihood(logits_fn)))),
         initial_position={"intercept": jnp.zeros(classes), "coefficient": jnp.zeros((classes, len(names)))},
         predict_fn=lambda p, x: jax.nn.softmax(logits_fn(p, jnp.asarray(x, float_dtype()))),
         dims={"coefficient": ["class", "feature"], "intercept": ["class"]},
