@@ -152,6 +152,8 @@ def repin(
 
     Example: fald federation repin north south roster.json
     """
+    from fald.federation import commands
+
     print(commands.repin(kit, site, roster, fingerprint))
 
 

@@ -24,10 +24,9 @@ from fald.federation.folder import (
 )
 from fald.federation.secure.identity import Identity, check_public, key_fingerprint
 from fald.federation.secure.session import FEWEST_SITES
-from fald.federation.site.policy import read_policy
 from fald.federation.site.record import as_rows, read_record
-from fald.federation.site.worker import read_site
-from fald.problem.data import read_table
+from fald.federation.site.settings import read_site
+from fald.problem.encoding import read_table
 from fald.results.text import align
 
 Report = Callable[[str], None]
@@ -101,7 +100,10 @@ def join(
     engine: Deployment = ENGINES[kit_engine(kit)]
     about = engine.read_kit(kit)
     rows = len(read_table(data))
-    read_policy(policy)
+    if policy is not None:
+        from fald.federation.site.policy import read_policy  # it knows all methods, which takes its time
+
+        read_policy(policy)
     if pins is not None:
         _check_pins(pins, about["site"])
     place = (state or kit / "site").resolve()
