@@ -17,9 +17,10 @@ from fald.langevin.sampling import sample
 from fald.problem import models, partition
 from fald.problem.data import FederatedData
 from fald.problem.models import Model
-from fald.results import diagnostics
+from fald.results import diagnostics, sinks
 from fald.results.positions import positions
 from fald.results.predict import predict
+from fald.results.probabilities import predictive
 from fald.results.summary import summary
 from fald.results.tree import load, save
 from fald.runtime.checkpoint import Checkpoint
@@ -67,11 +68,13 @@ __all__ = [
     "planner",
     "positions",
     "predict",
+    "predictive",
     "privacy",
     "sample",
     "samplers",
     "save",
     "schedules",
+    "sinks",
     "summary",
     "sweep",
     "theory",
