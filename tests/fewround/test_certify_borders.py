@@ -266,3 +266,9 @@ def test_scores_are_judged_by_their_standard_errors():
     assert certify.scores(draws[short], -own, 1.2 * tolerance, NAMES).holds
     assert not certify.scores(draws[short], -own, 0.8 * tolerance, NAMES).holds
     assert not certify.scores(draws, np.full_like(slopes, np.nan), 0.05, NAMES).holds
+
+
+def test_no_more_than_all_of_the_posterior_is_said_to_be_missing():
+    found = certify.defined(np.array([True, False]), np.array([1e9, 0.5]), np.ones(2), 0.05)
+    assert not found.holds
+    assert "about 100.0% of the posterior" in found.sentence
