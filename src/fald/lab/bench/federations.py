@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def _measured(engine: str, begin: Callable[..., Path], count: int) -> dict[str, 
             rounds = _rounds(out)
         finally:
             costs.stop()
-    later = [b - a for a, b in zip(rounds, rounds[1:])]
+    later = [b - a for a, b in pairwise(rounds)]
     return {
         "engine": engine,
         "sites": count,
