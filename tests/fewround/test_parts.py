@@ -327,6 +327,8 @@ def test_a_place_is_sampled_well_where_a_draw_would_be_no_outlier():
     search.batches[0].values[0] = edge[0] + 8
     assert well_sampled(search, state, places[:1], edge[:1] + 1.5).all()
     assert not well_sampled(search, state, places[:1], edge[:1] + 1.7).any()
+    search.batches[0].values[:] = -np.inf
+    assert not well_sampled(search, state._replace(log_mass=-np.inf), places, np.full(2, -np.inf)).any()
 
 
 def test_explorers_are_waited_for_until_they_have_had_time_and_draws_know_where_they_are():

@@ -24,9 +24,8 @@ from fald.federation.folder import (
 )
 from fald.federation.secure.identity import Identity, check_public, key_fingerprint
 from fald.federation.secure.session import FEWEST_SITES
-from fald.federation.site.policy import read_policy
 from fald.federation.site.record import as_rows, read_record
-from fald.federation.site.worker import read_site
+from fald.federation.site.settings import read_site
 from fald.problem.encoding import TABLES, existing, read_table
 from fald.results.text import align
 
@@ -103,7 +102,10 @@ def join(
     # what is no table is read by the model of a study
     table = existing(data).suffix.lower() in TABLES
     rows = f"{len(read_table(data)):,} rows in {data}" if table else f"what a model reads in {data}"
-    read_policy(policy)
+    if policy is not None:
+        from fald.federation.site.policy import read_policy  # it knows all methods, which takes its time
+
+        read_policy(policy)
     if pins is not None:
         _check_pins(pins, about["site"])
     place = (state or kit / "site").resolve()

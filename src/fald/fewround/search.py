@@ -165,5 +165,6 @@ def well_sampled(search: Search, state: State, positions: Array, values: Array) 
     """
     last = search.batches[-1]
     density = proposal.log_density(last.proposal, last.count, positions)
-    below = np.maximum(np.max(last.values) - values, 0.0)
-    return values - density - state.log_mass <= np.log(_HEAVIEST) + _EASED * below
+    with np.errstate(invalid="ignore"):  # where nothing has any density, nothing is known
+        below = np.maximum(np.max(last.values) - values, 0.0)
+        return values - density - state.log_mass <= np.log(_HEAVIEST) + _EASED * below

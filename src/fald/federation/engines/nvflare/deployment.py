@@ -14,14 +14,14 @@ from fald.core.errors import FederationError
 from fald.core.version import differences, library_versions
 from fald.federation.engines import Finding, JoinedSite, Report, Situation
 from fald.federation.engines.nvflare import certificates, jobs, kits, require_nvflare
-from fald.federation.engines.nvflare.door import read_joined
+from fald.federation.engines.nvflare.door import contended, read_joined
 from fald.federation.engines.nvflare.jobs import AdminSession
 from fald.federation.engines.nvflare.probe import probe
 from fald.federation.engines.nvflare.process import Supervisor, keep_running
 from fald.federation.folder import FederationSettings, read_settings
 
 _ASK = 5.0  # seconds between questions to the server
-_CLOCK, _TWIN = 120.0, 600.0  # seconds that clocks may differ; for which a twin is remembered
+_CLOCK = 120.0  # seconds that clocks may differ
 _SOON = 60.0  # days before its end at which a certificate is spoken of
 _DOUBT = 10.0  # seconds without a connection after which a site looks for the reason
 
@@ -179,11 +179,10 @@ def odd_sites(folder: Path) -> list[str]:
         differ = differences(about["versions"], library_versions())
         if differ:
             lines.append(f"{site} has {' and '.join(differ)}: install the same everywhere")
-        if about["twin"] is not None and time.time() - about["twin"] < _TWIN:
-            lines.append(f"two processes join as {site}: its kit is in use twice, stop one of them")
         if about["clock"] is not None and abs(about["clock"]) > _CLOCK:
             lines.append(f"the clock of {site} is {about['clock']:+.0f} s off: set it")
-    return lines
+    twins = contended(folder / "server")
+    return lines + [f"two processes join as {site}: its kit is in use twice, stop one" for site in twins]
 
 
 class _Observer:
