@@ -10,7 +10,7 @@ from fald.federation.site import run as site_run
 from fald.federation.site import worker as site_worker
 from fald.federation.site.langevin import LangevinSite, Task
 from fald.federation.wire import unpack
-from fald.fewround.site import asked
+from fald.fewround.site import check_request
 from fald.study.schema import make_study
 
 
@@ -122,6 +122,6 @@ def test_refusals_name_no_value_of_the_rows(tmp_path, monkeypatch):
         assert "3.25" not in str(reply.values)
         assert not reply.arrays
     with pytest.raises(site_worker.PolicyError) as caught:
-        asked({"odd": np.zeros(1)})
+        check_request({"odd": np.zeros(1)}, 1)
     assert unpack(worker._refuse({}, caught.value)).values["message"] == "no request has a part 'odd'"
     assert "row 17 is 3.25" in (tmp_path / "a" / "state" / "site.log").read_text()  # which stays at the site
