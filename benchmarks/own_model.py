@@ -1,9 +1,8 @@
 """What a round costs beyond the computation of a model of one's own: a Flax network at four sites.
 
-``python -m benchmarks.own_model [ROUNDS]`` installs ``examples/own-models`` into an environment of its own
-and runs its network of 79,510 parameters by FA-LD with minibatches, in one process and with NVIDIA FLARE
-over mutual TLS. It compares CPU-seconds per round of all processes together, which other programs on the
-machine change little.
+``python -m benchmarks.own_model [ROUNDS]`` installs ``examples/own-models`` into an environment of its own,
+and runs its network of 79,510 parameters by FA-LD with minibatches, in one process and with NVIDIA FLARE over
+mutual TLS. It compares CPU-seconds per round of all processes together, which other programs change little.
 """
 
 from __future__ import annotations

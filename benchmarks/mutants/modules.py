@@ -90,14 +90,9 @@ TESTS: dict[str, list[str]] = {
         )
     ],
     "fald/planner/law.py": [
-        f"planner/test_planner.py::{name}"
-        for name in (
-            "test_every_round_is_that_of_the_exact_law",
-            "test_autocorrelation_time_of_an_autoregression_and_of_its_thinning",
-            "test_autocorrelation_time_is_the_sum_over_lags_also_with_drawn_devices",
-            "test_a_linear_energy_and_flat_directions_have_a_law",
-            "test_limits_are_those_of_the_exact_law",
-        )
+        "planner/test_law_parts.py",
+        "planner/test_planner.py::test_every_round_is_that_of_the_exact_law",
+        "planner/test_planner.py::test_the_start_is_known_where_one_step_forgets_it",
     ],
     "fald/calculus/gradients.py": ["calculus/test_gradient_parts.py", "calculus/test_batches.py"],
 }

@@ -55,7 +55,7 @@ def mutants(path: str, text: str) -> list[Mutant]:
     starts = [0]
     for line in raw.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found, seen = [], set()
+    found, seen, original = [], set(), ast.dump(ast.parse(text))
     for node, kind, new in _changes(ast.parse(text)):
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
@@ -63,7 +63,7 @@ def mutants(path: str, text: str) -> list[Mutant]:
         after = f"({after})" if isinstance(node, ast.expr) and kind != "constant" else after
         changed = (raw[:begin] + after.encode() + raw[end:]).decode()
         try:
-            same = ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text))
+            same = ast.dump(ast.parse(changed)) == original
         except SyntaxError:
             continue
         if not same and changed not in seen:

@@ -49,7 +49,15 @@ def judged(problem: Problem, seed: int) -> dict[str, Any]:
 
 
 def wrong(row: dict[str, Any], limit: float = TOLERANCE) -> bool:
-    """Whether a run was called *reached* with an error beyond a limit."""
+    """Whether a run was called *reached* with an error beyond a limit.
+
+    Examples
+    --------
+    >>> [wrong({"verdict": "reached", "mean_error": 0.0, "sd_error": e}) for e in (0.0599, 0.0601)]
+    [False, True]
+    >>> wrong({"verdict": "not reached", "mean_error": 9.0, "sd_error": 9.0})
+    False
+    """
     return row["verdict"] == "reached" and max(row["mean_error"], row["sd_error"]) > limit + _KNOWN
 
 

@@ -68,7 +68,6 @@ CASES: dict[str, Callable[[], Problem]] = {
     "1% ten times as wide, d = 10": lambda: _wide(10, 0.01, 10),
     "5% five times as wide, d = 10": lambda: _wide(10, 0.05, 5),
     "2% eight times as wide, d = 2": lambda: _wide(2, 0.02, 8),
-    "spike and slab, d = 10": lambda: densities.slabs(10, 0.01, 100),
     "cigar of 3%, 15 times as long, d = 2": lambda: _cigar(2, 0.03, 15),
     "cigar of 3%, 15 times as long, d = 10": lambda: _cigar(10, 0.03, 15),
     "two equal modes 40 sds apart": lambda: _far_modes(40),
@@ -83,6 +82,7 @@ CASES: dict[str, Callable[[], Problem]] = {
     "eight schools, centred": lambda: _schools(True),
     "eight schools, not centred": lambda: _schools(False),
     "thirty groups, explicit effects": _many_groups,
+    "spike and slab, d = 10": lambda: densities.slabs(10, 0.01, 100),
 }
 
 

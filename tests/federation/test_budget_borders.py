@@ -18,9 +18,9 @@ from fald.federation.secure import session
 from fald.federation.secure.fixed_point import LIMIT, MOST_TERMS, decode, encode
 from fald.federation.secure.identity import Identity, check_public, check_signature
 from fald.federation.secure.session import split
-from fald.federation.site.ledger import Charge, Ledger
+from fald.federation.site.ledger import Charge, SiteLedger
+from fald.federation.site.opening import enquiry_of
 from fald.federation.site.policy import make_policy
-from fald.federation.site.worker import _proposal
 from fald.study.schema import make_study
 
 
@@ -30,7 +30,7 @@ def reserve(ledger, *charges):
 
 
 def test_a_study_that_goes_on_pays_for_what_is_added_of_both(tmp_path):
-    ledger = Ledger(tmp_path / "l.jsonl", 1.0, 1e-5)
+    ledger = SiteLedger(tmp_path / "l.jsonl", 1.0, 1e-5)
     reserve(ledger, ("a", 0.6, 6e-6), ("a", 0.9, 9e-6))
     assert ledger.charged("a") == Charge(0.9, 9e-6, 0)
     with pytest.raises(PrivacyError, match="spend more ε"):
@@ -44,7 +44,7 @@ def test_a_study_that_goes_on_pays_for_what_is_added_of_both(tmp_path):
 
 
 def test_sums_of_deltas_are_compared_up_to_rounding(tmp_path):
-    ledger = Ledger(tmp_path / "l.jsonl")
+    ledger = SiteLedger(tmp_path / "l.jsonl")
     reserve(ledger, *((f"study {i}", 0.1, 1e-6) for i in range(3)))
     assert ledger.spent(3e-6 * (1 - 1e-13)) == pytest.approx(0.3)
     assert ledger.spent(3e-6 * (1 - 1e-6)) == np.inf
@@ -58,15 +58,15 @@ def test_lines_that_are_no_charges(tmp_path, change):
     path = tmp_path / "l.jsonl"
     good = {"study": "a", "epsilon": 0.0, "delta": 1e-6, "rounds": 1}
     path.write_text(json.dumps(good) + "\n")
-    assert Ledger(path).charged("a") == Charge(0.0, 1e-6, 1)
+    assert SiteLedger(path).charged("a") == Charge(0.0, 1e-6, 1)
     path.write_text(json.dumps(good) + "\n" + json.dumps({**good, **change}) + "\n")
     with pytest.raises(StorageError, match="line 2 is no charge") as caught:
-        Ledger(path).charges()
+        SiteLedger(path).charges()
     assert "restore it from a copy" in caught.value.hint
 
 
 def test_a_charge_is_on_the_disk_before_it_is_confirmed(tmp_path, monkeypatch):
-    ledger, synced = Ledger(tmp_path / "l.jsonl"), []
+    ledger, synced = SiteLedger(tmp_path / "l.jsonl"), []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), real(file))[1])
     ledger.reserve("a", 0.1, 1e-6)
@@ -174,7 +174,7 @@ def test_mistakes_in_a_policy_show_a_value_and_never_a_whole_section():
 
 def test_a_method_that_declares_nothing_is_refused_by_every_policy():
     study = make_study(STUDY, "study.toml")
-    proposal = _proposal(study, True, 3)
+    proposal = enquiry_of(study, True, 3)
     make_policy({}).check(proposal)
     with pytest.raises(PolicyError, match=r"does not declare what it sends \(reveals\)"):
         make_policy({}).check(replace(proposal, declared=False))

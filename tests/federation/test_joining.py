@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import threading
+import time
 
 import pytest
 
@@ -124,14 +125,19 @@ def test_a_kit_is_joined_once(trial, rows, idle):
 
 
 def test_two_processes_with_one_kit_are_told_from_a_restart(tmp_path):
-    first, second = ({door._SAID: {"start": s, "versions": library_versions(), "time": 0}} for s in "ab")
-    (tmp_path / "server").mkdir()
-    for said in (first, first, second, second):  # restarts of the engine, then of the command
-        door.note_registration(tmp_path / "server", "north", said)
-    assert not [line for line in odd_sites(tmp_path) if "twice" in line]
-    door.note_registration(tmp_path / "server", "north", first)
-    assert [line for line in odd_sites(tmp_path) if "two processes join as north" in line]
-    assert [line for line in odd_sites(tmp_path) if "clock of north" in line]
+    """By what the engine's log says when a copied kit joins on another machine."""
+    server = tmp_path / "server"
+    server.mkdir()
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    line = "INFO endpoint: Connection CN41 is evicted for CN42 from endpoint north for exceeding limit 1"
+    (server / "log.txt").write_text(f"{now},123 {line}\n")  # a restart
+    assert odd_sites(tmp_path) == []
+    (server / "log.txt").write_text(f"2020-01-01 00:00:00,123 {line}\n" * 5)  # long ago
+    assert odd_sites(tmp_path) == []
+    (server / "log.txt").write_text(f"{now},123 {line}\n" * 3)
+    assert odd_sites(tmp_path) == ["two processes join as north: its kit is in use twice, stop one"]
+    door.note_registration(server, "south", {door._SAID: {"versions": library_versions(), "time": 0}})
+    assert any("the clock of south" in line for line in odd_sites(tmp_path))
 
 
 def test_versions_are_compared_when_a_site_joins(tmp_path, trial, rows, idle):
@@ -218,7 +224,7 @@ def answered(trial, maker, trusts=None):
 def test_a_new_key_is_taken_after_its_fingerprint_was_compared(tmp_path):
     old, new, own = (Identity.generate().public for _ in range(3))
     kit, roster = tmp_path / "north", tmp_path / "roster.json"
-    commands.write_site(kit / "site", "north", {})
+    commands.write_site(kit / "site", "north", {}, coordinator="", sites=())
     pins = kit / "site" / "state" / "pins.json"
     pins.parent.mkdir()
     pins.write_text(json.dumps({"north": own, "south": old, "west": old}))

@@ -437,6 +437,8 @@ def test_work_by_options_of_a_method_is_limited_too(tmp_path, options):
 def test_a_model_of_any_size_is_not_built(coordinator):
     model = {"family": "softmax", "num-classes": 10**8}
     assert said(coordinator.open({**FEW_ROUND, "model": model})["a"]) == UNSAID
+    deep = {"family": "mlp", "num-classes": 2, "options": {"hidden": [10**5, 10**5]}}
+    assert "more parameters" in said(coordinator.open({**FEW_ROUND, "model": deep})["a"])
 
 
 def test_studies_are_counted_on_disk_and_limited(tmp_path):

@@ -91,7 +91,9 @@ def test_nvflare_equals_one_process_also_after_kill_9(python, folder, in_process
         out = folder / "drilled"
         study.write_text(text_of("images", 100_000))
         run = federation.begin(study, out)
-        federation.wait_for(lambda: (out / "checkpoint").exists() and federation.worker("north"), 900)
+        federation.wait_for(
+            lambda: (out / "checkpoint" / "state.npz").exists() and federation.worker("north"), 900
+        )
         federation.kill(federation.worker("north"))
         assert run.wait(900) != 0, federation.said("run")
         with np.load(out / "checkpoint" / "state.npz") as state:

@@ -323,3 +323,9 @@ def test_gradients_without_errors_are_judged_without_warnings():
     with np.errstate(all="raise"):
         assert not certify.scores(z, np.ones_like(z), 1.0, ["a"]).holds
         assert not certify.scores(z, np.full_like(z, np.nan), 1.0, ["a"]).holds
+
+
+def test_no_more_than_all_of_the_posterior_is_said_to_be_missing():
+    found = certify.defined(np.array([True, False]), np.array([1e9, 0.5]), np.ones(2), 0.05)
+    assert not found.holds
+    assert "about 100.0% of the posterior" in found.sentence

@@ -11,7 +11,7 @@ from fald.fewround import certify, explorers, proposal, site, weights
 from fald.fewround.climbers import PATIENCE, Climbers
 from fald.fewround.mixture import fit_mixture
 from fald.fewround.proposal import Proposal
-from fald.fewround.search import Batch, Search, State, well_sampled
+from fald.fewround.search import DrawBatch, Search, State, well_sampled
 from fald.fewround.target import Derivatives, Target
 from helpers import federation, linear_model
 
@@ -309,7 +309,7 @@ def sampled_state(values):
     search = Search.make(linear_model(2.0), seed=1, tolerance=0.05)
     x = np.linspace(-2, 2, len(values))[:, None]
     own = proposal.gaussian(np.zeros(1), np.eye(1))
-    search.batches.append(Batch(2, own, 1000, x, np.asarray(values, float), {}))
+    search.batches.append(DrawBatch(2, own, 1000, x, np.asarray(values, float), {}))
     flat = weights.smooth(np.zeros(len(values)))
     known, all_of_it = weights.precision(x, flat.weights), weights.moments(x, flat.weights)
     return search, State(flat, flat, known, all_of_it, all_of_it, x, np.zeros(len(values)), 0.0)
@@ -327,6 +327,8 @@ def test_a_place_is_sampled_well_where_a_draw_would_be_no_outlier():
     search.batches[0].values[0] = edge[0] + 8
     assert well_sampled(search, state, places[:1], edge[:1] + 1.5).all()
     assert not well_sampled(search, state, places[:1], edge[:1] + 1.7).any()
+    search.batches[0].values[:] = -np.inf
+    assert not well_sampled(search, state._replace(log_mass=-np.inf), places, np.full(2, -np.inf)).any()
 
 
 def test_explorers_are_waited_for_until_they_have_had_time_and_draws_know_where_they_are():

@@ -15,8 +15,7 @@ from fald.core.version import library_versions
 from fald.federation.engines import ENGINES, Finding
 from fald.federation.folder import KIT, SETTINGS, kit_engine, read_settings
 from fald.federation.secure.identity import Identity, key_fingerprint
-from fald.federation.site.policy import read_policy
-from fald.federation.site.worker import read_site
+from fald.federation.site.settings import read_site
 from fald.results.text import align
 
 _SIGNS = {"ok": "ok", "warn": "look", "bad": "WRONG"}
@@ -112,5 +111,8 @@ def _site(home: Path) -> Iterator[Finding]:
 
 
 def _rules(path: Path | None) -> list[Finding]:
-    read_policy(path)
+    if path is not None:
+        from fald.federation.site.policy import read_policy
+
+        read_policy(path)
     return [Finding("ok", "policy", str(path) if path else "the default")]

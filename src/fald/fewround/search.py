@@ -27,7 +27,7 @@ _HEAVIEST = 10.0  # weight, one on average, up to which a place as high as the h
 _EASED = 0.25  # nats by which a weight may be larger, for every nat that a place is lower
 
 
-class Batch(NamedTuple):
+class DrawBatch(NamedTuple):
     """The draws of one round: proposal, asked count, positions (C, d) and log posterior (C,).
 
     ``densities`` are the log densities (C,) of these draws under proposals of recent rounds, by round.
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
     values: Array
     densities: dict[int, Array]
 
-    def density(self, other: Batch) -> Array:
+    def density(self, other: DrawBatch) -> Array:
         """Log density (C,) of these draws under the proposal of another round, which is computed once."""
         if other.number not in self.densities:
             self.densities[other.number] = proposal.log_density(other.proposal, other.count, self.positions)
@@ -72,7 +72,7 @@ class Search:
     report: Any = None
     curvature: bool = True
     climbers: Climbers | None = None
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[DrawBatch] = field(default_factory=list)
     best: Derivatives | None = None
     smoothed: Derivatives | None = None
     wide: Proposal | None = None
@@ -165,5 +165,6 @@ def well_sampled(search: Search, state: State, positions: Array, values: Array) 
     """
     last = search.batches[-1]
     density = proposal.log_density(last.proposal, last.count, positions)
-    below = np.maximum(np.max(last.values) - values, 0.0)
-    return values - density - state.log_mass <= np.log(_HEAVIEST) + _EASED * below
+    with np.errstate(invalid="ignore"):  # where nothing has any density, nothing is known
+        below = np.maximum(np.max(last.values) - values, 0.0)
+        return values - density - state.log_mass <= np.log(_HEAVIEST) + _EASED * below

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from fald.problem.data import FederatedData
 from fald.problem.model import Model, check_model
 from fald.results.diagnostics import STEP_LIMIT
 from fald.results.positions import positions as found_positions
+from fald.results.sinks import Sink
 from fald.results.summary import settling
 from fald.runtime import loop
 from fald.runtime.checkpoint import Checkpoint, as_checkpoint
@@ -68,6 +70,8 @@ def sample(
     method: Method | str | None = None,
     privacy: Protection | None = None,
     engine: Engine | None = None,
+    callback: Callable[[int, Position, dict[str, Any]], Any] | None = None,
+    sinks: Sequence[Sink] = (),
     step_check: bool = True,
     progress: bool = True,
     checkpoint: str | Path | Checkpoint | None = None,
@@ -122,6 +126,12 @@ def sample(
         from entropy. Each chain counts.
     engine
         Where clients run; in this process by default.
+    callback
+        ``callback(round, positions, stats)`` after every kept draw, with the position of each chain, chains
+        in front, and ``energy`` and ``drift`` unless the run is private. If it returns True the run ends.
+    sinks
+        From ``fald.sinks``, or of your own: where draws go as the run goes. The result then has the last one
+        only, so that memory does not grow.
     step_check
         Compare the step size with the largest curvature of some clients before the first round and at the
         mean of the draws, each in about a second at most, and warn where it is too large. False: do not.
@@ -222,6 +232,10 @@ def sample(
         "seed": seed,
         "privacy": None if privacy is None else asdict(privacy),
     }
+    if callback is not None and not callable(callback):
+        raise ConfigError(f"callback must be a function (round, positions, stats) -> stop; got {callback!r}")
+    if not all(isinstance(sink, Sink) for sink in sinks):
+        raise ConfigError(f"sinks must come from fald.sinks; got {list(sinks)!r}")
     checkpoint = as_checkpoint(checkpoint)
     description = {} if checkpoint is None else _description(problem, settings, positions)
 
@@ -239,7 +253,7 @@ def sample(
 
     notes = as_journal(journal)
     notes.about |= {"method": about.name, "model": model.name, "settings": settings}
-    chains = Chains(problem, engine, Asked(positions, num_rounds, privacy), build)
+    chains = Chains(problem, engine, Asked(positions, num_rounds, privacy, tuple(sinks), callback), build)
     if found and found[0] is not None:
         chains.remark = f", step × curvature {found[0].product:.2g}"
     if not about.point_estimate:

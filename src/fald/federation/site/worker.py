@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import secrets
 import time
-import tomllib
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fald.core.errors import (
-    ConfigError,
     FaldError,
     FederationError,
     PolicyError,
@@ -32,91 +30,29 @@ from fald.core.errors import (
     printable,
 )
 from fald.core.files import locked, write_atomically
-from fald.core.reveals import shows_curvature
 from fald.core.version import __version__, library_versions
 from fald.federation import wire
 from fald.federation.secure.session import Identity
 from fald.federation.site.account import private_parts
 from fald.federation.site.confined import Confined, Limits
 from fald.federation.site.messages import check_message
-from fald.federation.site.policy import Policy, Proposal, read_policy
+from fald.federation.site.opening import Openings, enquiry_of, read_json, remote_study
+from fald.federation.site.policy import Enquiry, Policy, read_policy
 from fald.federation.site.record import Record
 from fald.federation.site.run import UNSAID, Frozen, Owner, RowsError, SiteRun, about_rows, study_digest
+from fald.federation.site.settings import SiteSettings
 from fald.federation.wire import PROTOCOL
-from fald.fewround.methods import requests_of
-from fald.fewround.site import answer_kinds
 from fald.langevin.sampling import check_model
 from fald.problem.data import FederatedData, read_table
 from fald.problem.families import is_outside, versions
 from fald.problem.model import check_terms
 from fald.study.precision import set_precision
-from fald.study.schema import Study, make_study
+from fald.study.schema import Study
 
 Array = NDArray[Any]
 _TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError)  # whose words never come from rows
 _OWN_FILES = "a file of its own, such as its privacy ledger, is damaged or cannot be written"
-_DAY = 86400.0  # seconds
 _LARGEST_LOG = 5_000_000  # bytes after which a new log begins; the one before is kept
-
-
-@dataclass(frozen=True)
-class SiteSettings:
-    """What a site is and where its things are.
-
-    Attributes
-    ----------
-    name
-        The site's name in the federation.
-    state
-        Folder for what must outlive the process, readable by its owner only.
-    data
-        The site's table, CSV or Parquet; None where a program hands over the rows.
-    policy
-        What the site allows; None: the default policy.
-    pins
-        Public keys of all sites; None: those seen in the first run are kept, and later ones must match.
-    coordinator
-        Who can ask, as the record says it: the address of the server, and the fingerprint of its authority.
-    sites
-        Names of all sites of the federation, as the people here were told when they joined; empty: unknown.
-    """
-
-    name: str
-    state: Path
-    data: Path | None = None
-    policy: Path | None = None
-    pins: Path | None = None
-    coordinator: str = ""
-    sites: tuple[str, ...] = ()
-
-    @property
-    def identity(self) -> Path:
-        """The file of the site's own key."""
-        return self.state / "identity.pem"
-
-
-def read_site(folder: str | Path) -> SiteSettings:
-    """Read ``site.toml`` of a site's folder; relative paths start there.
-
-    Raises
-    ------
-    ConfigError
-        If it is missing or wrong.
-    """
-    path = Path(folder) / "site.toml"
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", hint="'fald federation join' writes it") from error
-    unknown = sorted(set(tree) - {"name", "state", "data", "policy", "pins", "coordinator", "sites"})
-    if unknown or not isinstance(tree.get("name"), str):
-        raise ConfigError(f"{path}: {'unknown key ' + repr(unknown[0]) if unknown else 'name is missing'}")
-    paths = {key: Path(folder) / tree[key] for key in ("data", "policy", "pins") if key in tree}
-    asks, sites = str(tree.get("coordinator", "")), tree.get("sites", [])
-    if not isinstance(sites, list) or (sites and tree["name"] not in sites):
-        raise ConfigError(f"{path}: sites must be a list of names, this site's among them")
-    state = Path(folder) / tree.get("state", "state")
-    return SiteSettings(tree["name"], state, **paths, coordinator=asks, sites=tuple(map(str, sites)))
 
 
 class SiteWorker:
@@ -148,6 +84,7 @@ class SiteWorker:
         self.policy: Policy = read_policy(settings.policy)
         self._owner = Owner(settings.name, settings.state, self.identity, self.policy)
         self._record = Record(settings.state, self.identity)
+        self._openings = Openings(settings.state, self.policy)
         self._run: SiteRun | None = None
         self._told: dict[str, Any] = {}
         about = {
@@ -241,7 +178,7 @@ class SiteWorker:
         if message.kind == "open":
             tree = message.values["study"]
         else:
-            tree = (_read_json(self._folder(message.values["run"]) / "session.json") or {}).get("study", {})
+            tree = (read_json(self._folder(message.values["run"]) / "session.json") or {}).get("study", {})
         section = tree.get("model")
         family = section.get("family") if isinstance(section, dict) else None
         return family if isinstance(family, str) else ""
@@ -265,7 +202,7 @@ class SiteWorker:
                 hint="give the site a file, and the model a read function",
             )
         session, path = message.values["session"], self._folder(message.values["run"]) / "exceeded.json"
-        before = _read_json(path) or {}
+        before = read_json(path) or {}
         if before.get("session") == session:
             raise PolicyError(before["said"], hint=before["hint"])
         try:
@@ -274,7 +211,7 @@ class SiteWorker:
             said = {"session": session, "said": error.message, "hint": error.hint}
             write_atomically(path, json.dumps(said).encode())
             if message.kind == "open":
-                self._count_failed()
+                self._openings.count_failed()
             raise
         if message.kind == "end":
             self._confined.stop()
@@ -284,7 +221,7 @@ class SiteWorker:
     def _open(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
         """Decide whether to take part, count the rows, and introduce the session: the policy first."""
         v = message.values
-        study = _remote_study(v["study"])
+        study = remote_study(v["study"])
         own = is_outside(study.model.family)
         self._told |= {"title": study.title, "columns": [study.data.target, *study.data.features]}
         # a run does not go on with another version of its model
@@ -292,10 +229,10 @@ class SiteWorker:
         set_precision(study)
         if study.privacy is not None:
             private_parts(study)  # before anything leaves
-        proposal = _proposal(study, v["secure"], len(self._known_sites()))
+        proposal = enquiry_of(study, v["secure"], len(self._known_sites()))
         self.policy.check(proposal)
         self._check_sites(v["names"], v["secure"])
-        self._count_study(self._told["study"])
+        self._openings.count_study(self._told["study"])
         data, warnings = self._opened(study, proposal)
         folder = self._folder(v["run"])
         known = Frozen.read(folder)
@@ -326,27 +263,9 @@ class SiteWorker:
         types = {f"row_{i}": np.zeros((0, *a.shape[1:]), a.dtype) for i, a in enumerate(_leaves(data))}
         return told, types | offered
 
-    def _count_study(self, digest: str) -> None:
-        """Refuse more different studies within a day than the policy allows: whoever may choose them can ask
-        by studies what a single one may not ask."""
-        path, now = self.settings.state / "studies.json", time.time()
-        with locked(path.with_suffix(".lock")):
-            seen = {each: t for each, t in (_read_json(path) or {}).items() if now - t < _DAY}
-            if digest not in seen and len(seen) >= self.policy.max_studies:
-                raise PolicyError(
-                    f"it has looked at {len(seen)} different studies within a day (max-studies)",
-                    hint="wait, or ask the site to change its policy",
-                )
-            write_atomically(path, json.dumps({digest: now, **seen}).encode())
-
-    def _opened(self, study: Study, proposal: Proposal) -> tuple[FederatedData, list[str]]:
+    def _opened(self, study: Study, proposal: Enquiry) -> tuple[FederatedData, list[str]]:
         """The rows of a study that the policy allows; what does not fit is counted, and told in one way."""
-        failed = self._failed()
-        if len(failed) >= self.policy.max_failed_opens:
-            raise PolicyError(
-                f"{len(failed)} studies did not fit its rows within a day (max-failed-opens)",
-                hint="wait, or ask the site to change its policy",
-            )
+        self._openings.check_failed()
         self._check_columns(study)
         try:
             with about_rows():
@@ -358,18 +277,9 @@ class SiteWorker:
                 whole = replace(proposal, rows=data.num_rows, dim=model.dim)
                 self.policy.check_rows(whole)
         except RowsError:
-            self._count_failed()
+            self._openings.count_failed()
             raise
         return data, self.policy.warnings(whole)
-
-    def _failed(self) -> list[float]:
-        """When studies did not fit the rows, within the last day."""
-        times = _read_json(self.settings.state / "failed.json") or []
-        return [t for t in times if time.time() - t < _DAY]
-
-    def _count_failed(self) -> None:
-        content = json.dumps([*self._failed(), time.time()]).encode()
-        write_atomically(self.settings.state / "failed.json", content)
 
     def _check_sites(self, names: list[str], secure: bool) -> None:
         """Refuse a roster without this site, and sums over fewer sites than are known here."""
@@ -411,7 +321,7 @@ class SiteWorker:
         return set(self._known_pins() or self.settings.sites)
 
     def _known_pins(self) -> dict[str, str] | None:
-        return _read_json(self.settings.pins or self.settings.state / "pins.json")
+        return read_json(self.settings.pins or self.settings.state / "pins.json")
 
     def _pins(self, announced: Mapping[str, str]) -> dict[str, str]:
         """Public keys of the sites: those of the site's own file, else those seen first."""
@@ -451,17 +361,17 @@ class SiteWorker:
         """The run a message belongs to, read back from disk if this process has not opened it."""
         run_id, session = message.values["run"], message.values["session"]
         folder = self._folder(run_id)
-        about = _read_json(folder / "session.json")
+        about = read_json(folder / "session.json")
         if about is None:
             raise FederationError("this site knows no such run", hint="submit it again with --resume")
         if about["session"] != session:
             raise FederationError("the message belongs to an earlier session of this run")
         mine = self._run
         if mine is None or mine.about["run"] != run_id or mine.about["session"] != session:
-            study = _remote_study(about["study"])
+            study = remote_study(about["study"])
+            set_precision(study)
             with about_rows():
                 data = self._rows(study)
-            set_precision(study)
             mine = SiteRun(self._owner, folder, about, study, data)
             mine.restore()
             self._run = mine
@@ -481,46 +391,3 @@ def _raised_here(error: BaseException) -> bool:
 
 def _leaves(data: FederatedData) -> list[Array]:
     return [np.asarray(a) for a in jax.tree.leaves(data.rows)]
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def _remote_study(tree: Mapping[str, Any]) -> Study:
-    """The study as a site may read it: without files, which are the coordinator's."""
-    data = {k: v for k, v in tree["data"].items() if k not in ("file", "files", "site")}
-    return make_study({**tree, "data": data, "folder": "."}, "the coordinator's study")
-
-
-def _proposal(study: Study, secure: bool, sites: int) -> Proposal:
-    """What a study asks, as far as that can be said without a look at the rows."""
-    s = study.sampler
-    if s is None:
-        kinds, sums, declared = answer_kinds(requests_of(study.fit.method, study.fit.curvature)), True, True
-        counts = [1]
-    else:
-        about = s.build_method().about
-        reveals = about.reveals
-        # burn-in, samples, Newton steps: whatever a method counts is work
-        counts = [
-            s.local_steps,
-            *(v for k, v in about.settings.items() if type(v) is int and k != "batch_size"),
-        ]
-        kinds, sums, declared = reveals.kinds, reveals.sums, reveals.declared
-    return Proposal(
-        columns=(study.data.target, *study.data.features),
-        family=study.model.family,
-        method=study.fit.method if s is None else s.method,
-        few_round=s is None,
-        curvature=shows_curvature(kinds),
-        sums=sums,
-        declared=declared,
-        secure_sum=secure,
-        rounds=study.fit.max_rounds if s is None else s.num_rounds,
-        chains=1 if s is None else s.num_chains,
-        local_steps=max(counts),
-        sites=sites,
-        epsilon=None if study.privacy is None else study.privacy.max_epsilon,
-        delta=None if study.privacy is None else study.privacy.delta,
-    )

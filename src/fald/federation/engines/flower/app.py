@@ -27,7 +27,8 @@ from fald.core.compiled import keep_compiled
 from fald.core.errors import ConfigError, ExitCode, FaldError
 from fald.federation.coordinator.run import serve_job, write_outcome
 from fald.federation.engines.flower.link import FlowerLink, unwrap, wrap
-from fald.federation.site.worker import SiteWorker, read_site
+from fald.federation.site.settings import read_site
+from fald.federation.site.worker import SiteWorker
 from fald.problem.data import FederatedData
 from fald.study.schema import Study, load_study
 

@@ -13,7 +13,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-_POLL = 0.1  # seconds between looks for a task
+_POLL, _IDLE = 0.1, 1.0  # seconds between looks for a task, and while no run goes on
 _QUICK, _BUSY = 0.3, 60.0  # seconds between a node's looks for messages, for so long after the last one
 
 
@@ -59,12 +59,15 @@ def superexec(arguments: list[str]) -> None:
     client = _client(node, "SuperExec")
     from fald.federation.engines.flower.app import client_app  # takes its time, before the first message
 
+    print("fald: ready", file=sys.stderr, flush=True)
+    last = float("-inf")
     while True:
         found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         if found.HasField("task") and found.token:
             answer(client_app, _client(node, "flwr-clientapp", found.token))
+            last = time.monotonic()
         else:
-            time.sleep(_POLL)
+            time.sleep(_POLL if time.monotonic() - last < _BUSY else _IDLE)
 
 
 def _client(node: Any, name: str, token: str = "") -> Any:

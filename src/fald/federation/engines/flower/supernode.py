@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from fald.core.errors import ConfigError, FaldError
 from fald.federation.engines.flower import require_flower
-from fald.federation.site.worker import read_site
+from fald.federation.site.settings import read_site
 
 _MODULE = "fald.federation.engines.flower.supernode"  # as a program its name is another
 _OURS = "flower-superexec"

@@ -242,6 +242,7 @@ def _reply(content: bytes) -> Any:
 
 def _site_worker() -> Callable[[bytes], bytes]:
     folder = os.environ["FALD_SITE"]
-    from fald.federation.site.worker import SiteWorker, read_site
+    from fald.federation.site.settings import read_site
+    from fald.federation.site.worker import SiteWorker
 
     return SiteWorker(read_site(Path(folder))).handle

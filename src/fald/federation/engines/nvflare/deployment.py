@@ -12,16 +12,16 @@ from typing import Any
 
 from fald.core.errors import FederationError
 from fald.core.version import differences, library_versions
-from fald.federation.engines import Finding, Report, Site, Situation
+from fald.federation.engines import Finding, JoinedSite, Report, Situation
 from fald.federation.engines.nvflare import certificates, jobs, kits, require_nvflare
-from fald.federation.engines.nvflare.door import read_joined
-from fald.federation.engines.nvflare.jobs import Session
+from fald.federation.engines.nvflare.door import contended, read_joined
+from fald.federation.engines.nvflare.jobs import AdminSession
 from fald.federation.engines.nvflare.probe import probe
 from fald.federation.engines.nvflare.process import Supervisor, keep_running
 from fald.federation.folder import FederationSettings, read_settings
 
 _ASK = 5.0  # seconds between questions to the server
-_CLOCK, _TWIN = 120.0, 600.0  # seconds that clocks may differ; for which a twin is remembered
+_CLOCK = 120.0  # seconds that clocks may differ
 _SOON = 60.0  # days before its end at which a certificate is spoken of
 _DOUBT = 10.0  # seconds without a connection after which a site looks for the reason
 
@@ -67,7 +67,7 @@ class Nvflare:
         require_nvflare()
         return kits.read_kit(kit)
 
-    def join(self, site: Site, report: Report, patience: float | None) -> None:
+    def join(self, site: JoinedSite, report: Report, patience: float | None) -> None:
         """Write what the engine runs by, get a certificate, then keep the site's process running."""
         kits.settle(site.kit, site.about)
         _await_certificate(site.kit, site.about, site.public, report, patience)
@@ -91,12 +91,12 @@ class Nvflare:
 
     def unfinished(self, folder: Path) -> list[str]:
         """Jobs that have not ended; after a kill -9 of the server some never will."""
-        with Session(folder / "coordinator") as session:
+        with AdminSession(folder / "coordinator") as session:
             return session.unfinished()
 
     def situation(self, folder: Path) -> Situation:
         """Sites and running jobs, as the server knows them."""
-        with Session(folder / "coordinator") as session:
+        with AdminSession(folder / "coordinator") as session:
             return session.situation()
 
     def examine(self, folder: Path) -> list[Finding]:
@@ -179,11 +179,10 @@ def odd_sites(folder: Path) -> list[str]:
         differ = differences(about["versions"], library_versions())
         if differ:
             lines.append(f"{site} has {' and '.join(differ)}: install the same everywhere")
-        if about["twin"] is not None and time.time() - about["twin"] < _TWIN:
-            lines.append(f"two processes join as {site}: its kit is in use twice, stop one of them")
         if about["clock"] is not None and abs(about["clock"]) > _CLOCK:
             lines.append(f"the clock of {site} is {about['clock']:+.0f} s off: set it")
-    return lines
+    twins = contended(folder / "server")
+    return lines + [f"two processes join as {site}: its kit is in use twice, stop one" for site in twins]
 
 
 class _Observer:
@@ -191,7 +190,7 @@ class _Observer:
 
     def __init__(self, folder: Path):
         self._folder, self._federation = folder, read_settings(folder)
-        self._session: Session | None = None
+        self._session: AdminSession | None = None
         self._next, self._line = time.monotonic() + _ASK, ""
 
     def line(self) -> str:
@@ -199,7 +198,7 @@ class _Observer:
             return self._line
         try:
             if self._session is None:
-                self._session = Session(self._folder / "coordinator")
+                self._session = AdminSession(self._folder / "coordinator")
             found = self._session.situation()
         except FederationError:  # it is starting, or restarting
             self.close()
@@ -246,7 +245,7 @@ def _await_certificate(
 class _SiteLine:
     """Connection and work of a site in a few words; what is wrong, where it does not get through."""
 
-    def __init__(self, supervisor: Supervisor, site: Site):
+    def __init__(self, supervisor: Supervisor, site: JoinedSite):
         self._supervisor, self._site = supervisor, site
         self._asked, self._why = time.monotonic(), ""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import secrets
+import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -15,39 +16,49 @@ from fald.core.version import library_versions
 from fald.federation.folder import read_settings
 
 JOINED = "joined.json"  # in the server's folder
+_TAIL, _RECENT, _OFTEN = 100_000, 120.0, 3  # bytes of the log, seconds, and how often is no restart
+_EVICTED = re.compile(r"is evicted for \S+ from endpoint (\S+) for exceeding limit")
 _SAID = "fald"  # what a site says when it registers
 
 
 def introduction() -> dict[str, Any]:
-    """What a site says of itself when it registers: versions, its clock, and a number of this start."""
-    about = {"versions": library_versions(), "time": time.time(), "start": secrets.token_hex(4)}
-    return {_SAID: about}
+    """What a site says of itself when it registers: versions, and its clock."""
+    return {_SAID: {"versions": library_versions(), "time": time.time()}}
 
 
 def read_joined(server: Path) -> dict[str, Any]:
-    """What each site said when it registered last, and whether two processes register by turns."""
+    """What each site said when it registered last."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads((server / JOINED).read_text())
     return {}
 
 
 def note_registration(server: Path, site: str, said: Any) -> None:
-    """Keep what a site said; a start that comes back after another was there is a twin."""
+    """Keep what a site said."""
     joined, now = read_joined(server), time.time()
     about = said.get(_SAID, {}) if isinstance(said, dict) else {}
     about = about if isinstance(about, dict) else {}
-    start, earlier = str(about.get("start", ""))[:16], joined.get(site, {})
-    starts = [each for each in earlier.get("starts", []) if each != start][-4:]
-    twin = bool(start) and start in earlier.get("starts", []) and earlier.get("starts", [])[-1] != start
     clock = about.get("time")
-    joined[site] = {
-        "versions": about.get("versions"),
-        "clock": clock - now if isinstance(clock, int | float) else None,
-        "time": now,
-        "starts": [*starts, start],
-        "twin": now if twin else earlier.get("twin"),
-    }
+    apart = clock - now if isinstance(clock, int | float) else None
+    joined[site] = {"versions": about.get("versions"), "clock": apart, "time": now}
     write_atomically(server / JOINED, json.dumps(joined, indent=1).encode())
+
+
+def contended(server: Path) -> list[str]:
+    """Sites as which two processes join: the engine closes each one's connection for the other's.
+
+    It says so in its log alone, several times a minute.
+    """
+    try:
+        with open(server / "log.txt", "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time.time() - _RECENT))
+    found = [_EVICTED.search(line) for line in lines if line[: len(since)] > since]
+    names = [match.group(1) for match in found if match]
+    return sorted({name for name in names if names.count(name) >= _OFTEN})
 
 
 def keep_door(server: Path) -> None:
