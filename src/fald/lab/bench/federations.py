@@ -7,6 +7,7 @@ what a process spends after the last look before its end is missed. Sites are pa
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import socket
@@ -109,7 +110,7 @@ def _measured(engine: str, begin: Callable[..., Path], count: int) -> dict[str, 
             rounds = _rounds(out)
         finally:
             costs.stop()
-    later = [b - a for a, b in zip(rounds, rounds[1:])]
+    later = [b - a for a, b in itertools.pairwise(rounds)]
     return {
         "engine": engine,
         "sites": count,
