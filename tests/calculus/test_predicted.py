@@ -44,7 +44,7 @@ def test_the_declared_sums_are_those_of_the_compiled_likelihood(name: str) -> No
         np.testing.assert_allclose(own, compiled, rtol=1e-9, atol=1e-9)
     for own, compiled in zip(predicted.mean_derivatives(model, rows, positions), (grad, second)):
         np.testing.assert_allclose(own, compiled.mean(axis=0), rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(predicted.values(model, rows, positions), value, atol=2e-4)
+    np.testing.assert_allclose(predicted.values(model, [rows], positions)[0], value, rtol=1e-9)
 
 
 @pytest.mark.parametrize("offset", [0.0, 2000.0])
@@ -64,7 +64,7 @@ def test_values_in_float32_are_far_more_precise_than_weights_need(name: str, off
     chances = np.stack(chances if len(places) > 1 else [0 * chances[0], *chances])
     rows = x, np.argmax(chances + rng.gumbel(size=chances.shape), axis=0).astype(float)
     exact = predicted.hessians(model, rows, positions)[0]
-    assert np.std(predicted.values(model, rows, positions) - exact) < 2.0**-13
+    assert np.std(predicted.values(model, [rows], positions)[0] - exact) < 2.0**-13
     if name == "logistic" and offset:  # the twin: parameters themselves in float32 are not good enough
         rounded = positions.astype(np.float32).astype(float)
         assert np.std(predicted.hessians(model, rows, rounded)[0] - exact) > 2.0**-12
@@ -73,13 +73,13 @@ def test_values_in_float32_are_far_more_precise_than_weights_need(name: str, off
 def test_what_is_added_up_depends_neither_on_cores_nor_on_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows, _ = case("logistic", 5000)
     positions = 0.4 * np.random.default_rng(1).normal(size=(1500, model.dim))
-    alone = predicted.values(model, rows, positions), predicted.gradients(model, rows, positions)[1]
+    alone = predicted.values(model, [rows], positions), predicted.gradients(model, rows, positions)[1]
     monkeypatch.setattr(predicted, "_cores", lambda: 1)
-    again = predicted.values(model, rows, positions), predicted.gradients(model, rows, positions)[1]
+    again = predicted.values(model, [rows], positions), predicted.gradients(model, rows, positions)[1]
     for one, other in zip(alone, again):
         np.testing.assert_array_equal(one, other)
     monkeypatch.setattr(predicted, "_ROWS", 100)
-    np.testing.assert_allclose(predicted.values(model, rows, positions), alone[0], atol=1e-8)
+    np.testing.assert_allclose(predicted.values(model, [rows], positions), alone[0], atol=1e-8)
 
 
 def test_a_function_in_the_place_of_a_declared_one_is_compiled() -> None:
@@ -95,4 +95,4 @@ def test_a_function_in_the_place_of_a_declared_one_is_compiled() -> None:
 def test_no_density_is_minus_infinity_and_says_nothing() -> None:
     model, rows, _ = case("poisson")
     far = np.full((2, model.dim), 1e4)
-    assert np.all(np.isneginf(predicted.values(model, rows, far)))
+    assert np.all(np.isneginf(predicted.values(model, [rows], far)))

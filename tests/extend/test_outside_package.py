@@ -17,7 +17,7 @@ from fald.core.reveals import Reveals, check_upload
 from fald.federation.coordinator.run import run_federated
 from fald.federation.engines import ENGINES, deployment_of
 from fald.federation.link import LocalLink
-from fald.federation.site.policy import Proposal, make_policy
+from fald.federation.site.policy import Enquiry, make_policy
 from fald.federation.site.worker import SiteSettings, SiteWorker
 from fald.langevin.registry import METHODS, reveals_of
 from fald.privacy.accountants import ACCOUNTANTS
@@ -138,7 +138,7 @@ def test_a_method_is_one_file_and_says_what_leaves(package):
     tree = fald.sample(0, model, data, method="preconditioned", step_size=0.05, **settings)
     assert np.isfinite(tree["posterior"]["location"].values).all()
     assert reveals_of("preconditioned").curvature
-    asked = Proposal(
+    asked = Enquiry(
         columns=("y",), family="linear", method="preconditioned", few_round=False, curvature=False,
         secure_sum=False, rounds=3, chains=1, rows=40, dim=2, sites=2,
     )  # fmt: skip

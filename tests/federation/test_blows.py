@@ -13,7 +13,7 @@ from fald.federation.coordinator import sites as coordinator_sites
 from fald.federation.coordinator.run import run_federated, serve_job
 from fald.federation.link import Arrival, LocalLink
 from fald.federation.site import run as site_run
-from fald.federation.site.ledger import Ledger
+from fald.federation.site.ledger import SiteLedger
 from fald.results.examine import examine
 from fald.results.terminal import text
 from fald.study.schema import FederationSection
@@ -115,7 +115,7 @@ def test_a_spent_budget_has_its_own_exit_code_and_a_damaged_ledger_is_said(place
     study = place.study(sampler, privacy={"delta": 1e-3, "max-epsilon": 1.0})
     job = {"study": study.as_settings(), "resume": False}
     (tmp_path / "state" / "b").mkdir(parents=True)
-    Ledger(tmp_path / "state" / "b" / "ledger.jsonl", 1.5, 1e-2).reserve("earlier", 1.499999, 1e-3)
+    SiteLedger(tmp_path / "state" / "b" / "ledger.jsonl", 1.5, 1e-2).reserve("earlier", 1.499999, 1e-3)
     assert serve_job(place.link(policy=policy), {**job, "out": str(tmp_path / "spent")}) == ExitCode.PRIVACY
     (tmp_path / "state" / "b" / "ledger.jsonl").write_text("nonsense\n")
     assert (

@@ -11,8 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fald.core.errors import ConfigError
+from fald.core.errors import ConfigError, FederationError, PolicyError
+from fald.core.version import __version__
 from fald.federation import wire
+from fald.federation.coordinator import sites
+from fald.federation.coordinator.run import run_federated
+from fald.federation.link import LocalLink
 from fald.federation.site.worker import SiteSettings, SiteWorker
 from fald.problem.families import FAMILIES, options_of, versions
 from fald.study.schema import make_study
@@ -111,7 +115,7 @@ def test_registered_models_are_named_by_their_package(package):
 class Place:
     """A site, spoken to by hand."""
 
-    def __init__(self, folder, policy):
+    def __init__(self, folder, policy, name="a"):
         rng = np.random.default_rng(0)
         folder.mkdir()
         rows = pd.DataFrame(rng.normal(size=(20, 2)), columns=["u", "v"])
@@ -122,7 +126,7 @@ class Place:
             path = folder / "policy.toml"
             path.write_text(policy)
         self.state, self.session = folder / "state", 0
-        self.settings = SiteSettings("a", self.state, folder / "rows.csv", path)
+        self.settings = SiteSettings(name, self.state, folder / "rows.csv", path)
         self.worker = SiteWorker(self.settings)
 
     def limit(self, seconds):
@@ -176,6 +180,39 @@ def test_a_site_names_what_it_refuses_and_imports_nothing(package, tmp_path, mon
     assert said == "it has fald 0.1.0 without a model gone:model, the coordinator 0.1.0 with gone 2.0"
     assert "the model 'logistic'" in refusal(listed.open("logistic"))
     assert listed.worker._confined._process is None
+
+
+def test_refusals_reach_the_coordinator_with_both_versions(package, tmp_path, monkeypatch):
+    """What runs at a site is not looked at: both sites refuse before."""
+    asked = make_study(study("mischief:fine"), "a test")
+    silent = {name: Place(tmp_path / name, None, name).worker.handle for name in "ab"}
+    with pytest.raises(PolicyError, match=r"site 'a' refuses: .*'mischief:fine' \(allowed-models\)"):
+        run_federated(asked, LocalLink(silent), tmp_path / "out")
+    policy = f"allowed-models = {json.dumps(ALLOWED)}"
+    listed = {name: Place(tmp_path / f"listed {name}", policy, name).worker.handle for name in "ab"}
+    monkeypatch.setattr(sites, "versions", lambda family: f"{__version__} with mischief 1.1")
+    both = f"it has fald {__version__} with mischief 1.0, the coordinator {__version__} with mischief 1.1"
+    with pytest.raises(FederationError, match=f"site 'a' refuses: {both}"):
+        run_federated(asked, LocalLink(listed), tmp_path / "out2")
+
+
+@pytest.mark.slow
+def test_a_private_run_clips_rows_and_says_whose_model_it_is(package, tmp_path):
+    tree = study("mischief:fine")
+    tree["sampler"] = {
+        "num-rounds": 4, "local-steps": 2, "step-size": 1e-6, "num-chains": 1, "batch-size": 5,
+        "clip-norm": 1.0,
+    }  # fmt: skip
+    asked = make_study({**tree, "privacy": {"delta": 1e-5}}, "a test")
+    policy = f"allowed-models = {json.dumps(ALLOWED)}\nmax-seconds = 600"
+    places = {name: Place(tmp_path / name, policy, name) for name in "ab"}
+    found = run_federated(asked, LocalLink({n: p.worker.handle for n, p in places.items()}), tmp_path / "out")
+    said = found.attrs["privacy_statement"]
+    assert "clipped to norm 1" in said
+    assert "the model, which comes from mischief 1.0 and not from fald" in said
+    moved = np.abs(found["posterior"]["b"].values).max()
+    # 8 steps of 1e-6 with noise; unclipped, rows of gradient 77 would add 40·77·8e-6
+    assert 0 < moved < 0.02
 
 
 @pytest.mark.slow

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fald.core.errors import ConfigError, ExitCode, PolicyError
-from fald.federation.site.policy import Policy, Proposal, make_policy, policy_keys, read_policy
+from fald.federation.site.policy import Enquiry, Policy, make_policy, policy_keys, read_policy
 
-ASKED = Proposal(
+ASKED = Enquiry(
     columns=("outcome", "age", "sex"),
     family="logistic",
     method="auto",

@@ -36,10 +36,11 @@ def test_a_million_numbers_are_summarised_in_little_memory_and_time():
     began = time.process_time()
     fald.summary(tree)
     seconds = time.process_time() - began
+    one_pass = -time.process_time() + (np.square(flat).sum() * 0 + time.process_time())
     assert len(table) == 3 * 4
     assert said  # 40 draws are not enough
     assert peak <= 0.3 * flat.nbytes
-    assert seconds <= 3
+    assert seconds <= 3 + 20 * one_pass  # a second or less, and more where others use the machine
     np.testing.assert_allclose(table.loc["big: norm", "mean"], np.sqrt(996_000), rtol=1e-3)
     of_draws = np.linalg.norm(flat[:, :, 60 : 60 + 996_000], axis=2)
     np.testing.assert_allclose(trees.draws_by_row(tree)["big: norm"][1], of_draws, rtol=1e-5)

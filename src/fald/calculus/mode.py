@@ -9,7 +9,7 @@ so a value, a gradient and a Hessian per client, summed, are all that the server
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,8 +28,8 @@ from fald.calculus.sums import (
     log_likelihoods,
     loglikelihood,
     make_site,
-    prior_gradients,
     prior_report,
+    prior_values,
     total,
 )
 from fald.core.errors import DataError
@@ -178,8 +178,19 @@ def descend(
     >>> found.position.round(6), found.exchanges
     (array([1.]), 9)
     """
+    steps = descent(start, tolerance=tolerance, max_exchanges=max_exchanges)
+    asked = next(steps)
+    while True:
+        try:
+            asked = steps.send(values_fn(asked) if asked.ndim == 2 else report_fn(asked))
+        except StopIteration as end:
+            return end.value
+
+
+def descent(start: ArrayLike, *, tolerance: float, max_exchanges: int) -> Generator[Array, Any, Descent]:
+    """The steps of ``descend``: yields a position (d,) and gets a report, or positions (M, d) for values."""
     position, exchanges, failed = np.asarray(start, np.float64), 1, ""
-    begin, here = position, report_fn(position)
+    begin, here = position, (yield position)
     first, step, decrement = here, np.zeros_like(position), np.inf
     while here.finite:
         step, decrement = newton_step(here)
@@ -188,12 +199,12 @@ def descend(
         if exchanges >= max_exchanges:
             failed = f"no mode found in {exchanges} exchanges"
             break
-        trial = report_fn(position + step)
+        trial = yield position + step
         exchanges += 1
         if not _goes_down(here, trial, step, decrement):
             if decrement <= _CLOSE:
                 break  # rounding: no shorter step would go down either
-            values = values_fn(position + _LADDER[:, None] * step)
+            values = yield position + _LADDER[:, None] * step
             values = np.where(np.isfinite(values), values, np.inf)
             best = int(np.argmin(values))
             exchanges += 1
@@ -201,7 +212,7 @@ def descend(
                 failed = "no step goes down"
                 break
             step = _LADDER[best] * step
-            trial = report_fn(position + step)
+            trial = yield position + step
             exchanges += 1
         position, here = position + step, trial
     if not here.finite:
@@ -313,7 +324,7 @@ def prepare(model: Model, data: FederatedData, *, start: ArrayLike | None = None
         return total([*(client_report(site, position) for site in sites), prior_report(model, position)])
 
     def values_fn(positions: Array) -> Array:
-        prior = prior_gradients(model, positions)[0]
+        prior = prior_values(model, positions)
         return -sum((log_likelihoods(site, positions) for site in sites), start=prior)
 
     parameters = tuple(model.parameter_names)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ Array = NDArray[Any]
 _ROWS, _POSITIONS = 256, 512  # of a tile
 _FEW = 1 << 22  # pairs of rows and positions below which one core is as fast as two
 _MANY_ROWS = 4096  # of a tile for a Hessian
+_SINGLE = 4096  # rows from which on float32 is faster by enough
+_FOR_MIDDLE = 64  # positions of which the middle is taken
 
 
 class _Layout(NamedTuple):
@@ -94,35 +96,61 @@ def _quiet(function: Callable) -> Callable:
     return quiet
 
 
-def values(model: Model, rows: PyTree, positions: Array) -> Array:
-    """(M,) log likelihood of rows (x, y) at positions (M, d)."""
+def values(model: Model, tables: Sequence[PyTree], positions: Array) -> Array:
+    """(S, M) log likelihoods of the rows (x, y) of each table at positions (M, d)."""
     form, layout = _form(model), _layout(model)
     coefficients, others = _split(layout, positions)
-    middle = np.nan_to_num(np.median(coefficients, axis=-1))
-    coefficients -= middle[..., None]
-    centre = np.append(np.mean(rows[0], axis=0, dtype=np.float64), 0.0)
-    coefficients[:, -1] += centre @ coefficients
-    kind = np.float32 if form.single else np.float64
-    shifted = np.ones((len(middle), middle.shape[1] + 1, len(positions)), kind)
-    shifted[:, :-1] = coefficients
-    out = np.zeros(len(positions))
+    out = np.zeros((len(tables), len(positions)))
+    # few rows are as precise as can be, whatever else is computed with them
+    single = [form.single and len(x) >= _SINGLE for x, _ in tables]
+    looks = [_Single if one else _Double for one in single]
+    seen = [look(layout, coefficients, rows) for look, rows in zip(looks, tables)]
 
     @_quiet
     def work(part: slice) -> None:
-        here = np.ascontiguousarray(shifted[..., part])
-        rest = {name: value[part].astype(kind) for name, value in others.items()}
-        total = np.zeros(here.shape[-1])
-        for z, y in _tiles(rows, _ROWS):
-            table = np.empty((len(middle), len(z), z.shape[1] + 1), kind)
-            table[..., :-1] = z - centre
-            table[..., -1] = (z @ middle.T).T
-            eta = table @ here
-            terms = form.value_fn(eta if layout.several else eta[0], y.astype(kind), rest)
-            total += np.sum(terms, axis=0, dtype=np.float64)
-        out[part] = total
+        rest = {name: value[part] for name, value in others.items()}
+        for i, (look, rows) in enumerate(zip(seen, tables)):
+            kind = np.float32 if single[i] else np.float64
+            given = {name: value.astype(kind) for name, value in rest.items()} if single[i] else rest
+            here = np.ascontiguousarray(look.coefficients[..., part])
+            for z, y in _tiles(rows, _ROWS):
+                eta = look.design(z) @ here
+                terms = form.value_fn(eta if layout.several else eta[0], y.astype(kind), given)
+                out[i, part] += np.sum(terms, axis=0, dtype=np.float64)
 
-    _spread(work, len(positions), len(rows[0]))
+    _spread(work, len(positions), sum(len(x) for x, _ in tables))
     return out
+
+
+class _Double:
+    """Predictors in float64: coefficients (q, k, M), and what they multiply."""
+
+    def __init__(self, layout: _Layout, coefficients: Array, rows: PyTree):
+        self.coefficients = coefficients
+
+    def design(self, z: Array) -> Array:
+        """(T, k)."""
+        return z
+
+
+class _Single:
+    """The same in float32, relative to the middle of the positions and to the mean of the features."""
+
+    def __init__(self, layout: _Layout, coefficients: Array, rows: PyTree):
+        step = coefficients.shape[-1] // _FOR_MIDDLE + 1
+        self._middle = np.nan_to_num(np.median(coefficients[..., ::step], axis=-1))
+        self._centre = np.append(np.mean(rows[0], axis=0, dtype=np.float64), 0.0)
+        relative = coefficients - self._middle[..., None]
+        relative[:, -1] += self._centre @ relative
+        last = np.ones_like(relative[:, :1])
+        self.coefficients = np.concatenate([relative, last], axis=1).astype(np.float32)
+
+    def design(self, z: Array) -> Array:
+        """(q, T, k + 1): the last column is the predictor at the middle."""
+        table = np.empty((len(self._middle), len(z), z.shape[1] + 1), np.float32)
+        table[..., :-1] = z - self._centre
+        table[..., -1] = (z @ self._middle.T).T
+        return table
 
 
 def gradients(model: Model, rows: PyTree, positions: Array) -> tuple[Array, Array]:

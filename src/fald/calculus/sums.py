@@ -146,9 +146,15 @@ def _over_parts(site: Site, positions: ArrayLike, order: int) -> list[Array]:
 
 def log_likelihoods(site: Site, positions: Array) -> Array:
     """(M,) log likelihood of the site's rows at positions (M, d)."""
-    if site.model.predictor is not None:
-        return predicted.values(site.model, site.rows, positions)
-    return _over_parts(site, positions, 0)[0]
+    return many_log_likelihoods([site], positions)[0]
+
+
+def many_log_likelihoods(sites: Sequence[Site], positions: Array) -> Array:
+    """(S, M) log likelihoods of each site's rows, for one model, at positions (M, d)."""
+    model = sites[0].model
+    if model.predictor is not None:
+        return predicted.values(model, [site.rows for site in sites], positions)
+    return np.array([_over_parts(site, positions, 0)[0] for site in sites])
 
 
 def gradients(site: Site, positions: Array) -> tuple[Array, Array]:

@@ -57,7 +57,10 @@ def serve(name: Folder) -> None:
 @app.command()
 def join(
     kit: Annotated[Path, typer.Argument(help="The site's folder, from the coordinator.", show_default=False)],
-    data: Annotated[Path, typer.Option(help="The site's table, CSV or Parquet.", show_default=False)],
+    data: Annotated[
+        Path,
+        typer.Option(help="The site's table, CSV or Parquet, or what a model reads.", show_default=False),
+    ],
     policy: Annotated[
         Path | None, typer.Option(help="What the site allows (TOML).", show_default=False)
     ] = None,

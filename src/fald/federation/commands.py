@@ -13,7 +13,7 @@ from typing import Any
 from fald.core.errors import ConfigError, FederationError, printable
 from fald.core.files import sole_owner, write_atomically
 from fald.core.version import differences, library_versions
-from fald.federation.engines import ENGINES, Deployment, Site, deployment_of
+from fald.federation.engines import ENGINES, Deployment, JoinedSite, deployment_of
 from fald.federation.folder import (
     ENGINE,
     kit_engine,
@@ -26,7 +26,7 @@ from fald.federation.secure.identity import Identity, check_public, key_fingerpr
 from fald.federation.secure.session import FEWEST_SITES
 from fald.federation.site.record import as_rows, read_record
 from fald.federation.site.settings import read_site
-from fald.problem.encoding import read_table
+from fald.problem.encoding import TABLES, existing, read_table
 from fald.results.text import align
 
 Report = Callable[[str], None]
@@ -99,7 +99,9 @@ def join(
     """
     engine: Deployment = ENGINES[kit_engine(kit)]
     about = engine.read_kit(kit)
-    rows = len(read_table(data))
+    # what is no table is read by the model of a study
+    table = existing(data).suffix.lower() in TABLES
+    rows = f"{len(read_table(data)):,} rows in {data}" if table else f"what a model reads in {data}"
     if policy is not None:
         from fald.federation.site.policy import read_policy  # it knows all methods, which takes its time
 
@@ -112,7 +114,7 @@ def join(
     files = {"data": data, "policy": policy, "pins": pins}
     site = write_site(place, about["site"], files, coordinator=asks, sites=about["sites"])
     rules = f"rules of {policy}" if policy else "default rules"
-    report(f"Site {about['site']} of {about['federation']}: {rows:,} rows in {data}, {rules}")
+    report(f"Site {about['site']} of {about['federation']}: {rows}, {rules}")
     report(
         f"The federation's authority has the fingerprint {about['authority']}: compare it with what the "
         "coordinator tells you by another way, such as the telephone."
@@ -127,7 +129,7 @@ def join(
         report(f"The federation was made with {line}: the coordinator and all sites need the same.")
     identity = _identity(read_site(site).identity)
     report(f"This site's key has the fingerprint {key_fingerprint(identity.public)}.")
-    here = Site(kit, about, site, read_site(site).state / "status.json", identity.public)
+    here = JoinedSite(kit, about, site, read_site(site).state / "status.json", identity.public)
     with _joined_once(place):
         engine.join(here, report, patience)
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fald.calculus.sums import make_site
-from fald.fewround.rounding import rounded
-from fald.fewround.site import REVEALS, Answer, Request, answer, expand
+from fald.fewround.rounding import Grid
+from fald.fewround.site import REVEALS, Answer, Request, answers, expand
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.runtime.checkpoint import Store
@@ -24,6 +24,7 @@ from fald.runtime.journal import replies
 Array = NDArray[Any]
 T = TypeVar("T")
 Server = Generator[Request, Answer, T]
+_TOGETHER = 1 << 24  # log likelihoods of sites that are looked at together
 
 
 class Exchange(Protocol):
@@ -50,12 +51,19 @@ class InProcessExchange:
     def __init__(self, model: Model, data: FederatedData):
         self.names: Sequence[str] = data.names
         self.sizes: Sequence[int] = [int(n) for n in data.sizes]
+        self._model = model
         self._sites = [make_site(model, data.client(name), name) for name in data.names]
 
     def ask(self, request: Request) -> Answer:
         """Sum the answers of all sites."""
         full = expand(request)
-        return total(rounded(s.model, s.name, request, answer(s, full)) for s in self._sites)
+        most = max((len(full[name]) for name in ("points", "draws") if name in full), default=1)
+        size = max(1, _TOGETHER // most)
+        groups = [self._sites[first : first + size] for first in range(0, len(self._sites), size)]
+        grid = Grid(self._model, request)
+        return total(
+            grid.rounded(site.name, one) for group in groups for site, one in zip(group, answers(group, full))
+        )
 
 
 def total(answers: Any) -> Answer:

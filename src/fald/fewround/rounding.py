@@ -44,21 +44,33 @@ def rounded(model: Model, name: str, request: Request, answer: Answer) -> Answer
     answer
         What ``fald.fewround.site.answer`` gave.
     """
-    key = hashlib.sha256(name.encode())
-    for part in sorted(request):
-        key.update(part.encode() + np.ascontiguousarray(request[part]).tobytes())
-    dither = np.random.Generator(np.random.Philox(int.from_bytes(key.digest()[:16], "little")))
-    units = {power: _units(model, request, power) for power in (-1, 0, 1)}
-    out: Answer = {}
-    for array in sorted(answer):
-        value = np.asarray(answer[array], np.float64)
-        kind = KINDS[ARRAYS[array][0]]
-        if kind.grid is not None:
-            unit = units[kind.power]
-            step = np.exp2([np.zeros(()), unit, unit[:, None] + unit][kind.axes] - kind.grid)
-            value = np.floor(value / step + dither.random(value.shape)) * step
-        out[array] = value
-    return out
+    return Grid(model, request).rounded(name, answer)
+
+
+class Grid:
+    """The grid of one request, for the answers of all sites to it; as ``rounded``."""
+
+    def __init__(self, model: Model, request: Request):
+        self._key = hashlib.sha256()
+        for part in sorted(request):
+            self._key.update(part.encode() + np.ascontiguousarray(request[part]).tobytes())
+        self._units = {power: _units(model, request, power) for power in (-1, 0, 1)}
+
+    def rounded(self, name: str, answer: Answer) -> Answer:
+        """The answer of one site."""
+        key = self._key.copy()
+        key.update(name.encode())
+        dither = np.random.Generator(np.random.Philox(int.from_bytes(key.digest()[:16], "little")))
+        out: Answer = {}
+        for array in sorted(answer):
+            value = np.asarray(answer[array], np.float64)
+            kind = KINDS[ARRAYS[array][0]]
+            if kind.grid is not None:
+                unit = self._units[kind.power]
+                step = np.exp2([np.zeros(()), unit, unit[:, None] + unit][kind.axes] - kind.grid)
+                value = np.floor(value / step + dither.random(value.shape)) * step
+            out[array] = value
+        return out
 
 
 def _units(model: Model, request: Request, power: int) -> Array:

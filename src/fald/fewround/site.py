@@ -20,19 +20,20 @@ part of a request      answer, with ℓ the site's log likelihood
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.calculus.mode import descend
+from fald.calculus.mode import descent
 from fald.calculus.sums import (
     Report,
     Site,
     gradients,
     hessians,
     log_likelihoods,
+    many_log_likelihoods,
     mean_derivatives,
     prior_derivatives,
     prior_values,
@@ -282,20 +283,35 @@ def answer(site: Site, request: Request) -> Answer:
     request
         A request that went through ``expand``.
     """
+    return answers([site], request)[0]
+
+
+def answers(sites: Sequence[Site], request: Request) -> list[Answer]:
+    """What each of some sites of one model answers, which is what it would answer alone."""
+    out: list[Answer] = [{} for _ in sites]
+    for asked_for, name in (("points", "point_values"), ("draws", "draw_values")):
+        if asked_for in request:
+            for one, values in zip(out, many_log_likelihoods(sites, request[asked_for])):
+                one[name] = values
+    if "local_start" in request:
+        for one, local in zip(out, _local_quadratics(sites, request["local_start"])):
+            one |= local
+    for one, site in zip(out, sites):
+        one |= _derivatives(site, request)
+    return out
+
+
+def _derivatives(site: Site, request: Request) -> Answer:
+    """The parts of an answer that need derivatives."""
     out: Answer = {}
-    if "points" in request:
-        out["point_values"] = log_likelihoods(site, request["points"])
     if "states" in request:
         out["state_values"], out["state_gradients"] = gradients(site, request["states"])
     if "anchors" in request:
         names = ("anchor_values", "anchor_gradients", "anchor_hessians")
         out |= dict(zip(names, hessians(site, request["anchors"])))
-    if "draws" in request:
-        out["draw_values"] = log_likelihoods(site, request["draws"])
-        if int(request.get("smooth", 0)):
-            out |= _smoothed(site, request["draws"][: int(request["smooth"])])
-    if "local_start" in request:
-        out |= _local_quadratic(site, request["local_start"])
+    if int(request.get("smooth", 0)):
+        smoothed = mean_derivatives(site, request["draws"][: int(request["smooth"])])
+        out |= dict(zip(("smooth_gradient", "smooth_hessian"), smoothed))
     if "leverage_anchor" in request:
         own = hessians(site, request["leverage_anchor"][None])[2][0]
         out["step_leverage"] = np.asarray(leverage(own, request["leverage_factor"]))
@@ -304,25 +320,24 @@ def answer(site: Site, request: Request) -> Answer:
     return out
 
 
-def _smoothed(site: Site, positions: Array) -> Answer:
-    return dict(zip(("smooth_gradient", "smooth_hessian"), mean_derivatives(site, positions)))
-
-
-def _local_quadratic(site: Site, start: Array) -> Answer:
-    """The site's log likelihood near the mode of (prior × its rows): −½θᵀAθ + bᵀθ, with A ≥ 0.
+def _local_quadratics(sites: Sequence[Site], start: Array) -> list[Answer]:
+    """Each site's log likelihood near the mode of (prior × its rows): −½θᵀAθ + bᵀθ, with A ≥ 0.
 
     A site where the search fails leaves zeros; ``local_sites`` counts the others.
     """
-    d = site.model.dim
-    mode = _own_mode(site, start)
+    d = sites[0].model.dim
     names = ("local_precision", "local_shift", "local_mode", "local_square", "local_sites")
     zeros = (np.zeros((d, d)), np.zeros(d), np.zeros(d), np.zeros((d, d)), np.zeros(()))
-    if mode is None:
-        return dict(zip(names, zeros))
-    _, grads, second = hessians(site, mode[None])
-    precision = _positive_part(-second[0])
-    values = (precision, precision @ mode + grads[0], mode, np.outer(mode, mode), np.ones(()))
-    return dict(zip(names, values)) if all(np.isfinite(v).all() for v in values) else dict(zip(names, zeros))
+    out = []
+    for site, mode in zip(sites, _own_modes(sites, start)):
+        values = zeros
+        if mode is not None:
+            _, grads, second = hessians(site, mode[None])
+            precision = _positive_part(-second[0])
+            found = (precision, precision @ mode + grads[0], mode, np.outer(mode, mode), np.ones(()))
+            values = found if all(np.isfinite(v).all() for v in found) else zeros
+        out.append(dict(zip(names, values)))
+    return out
 
 
 def _positive_part(matrix: Array) -> Array:
@@ -332,18 +347,35 @@ def _positive_part(matrix: Array) -> Array:
     return (vectors * np.maximum(values, 0)) @ vectors.T * np.outer(scale, scale)
 
 
-def _own_mode(site: Site, start: Array) -> Array | None:
-    """Mode of the prior times this site's likelihood, by damped Newton steps; None when not found."""
+def _own_modes(sites: Sequence[Site], start: Array) -> list[Array | None]:
+    """Mode of the prior times each site's likelihood, by damped Newton steps; None when not found.
+
+    All sites step together, so that the prior is looked at once for all of them.
+    """
+    model = sites[0].model
     # a little off the start, which may be a point of symmetry
     theta = np.asarray(start, float) + 1e-3 * np.cos(1.0 + np.arange(len(start)))
-
-    def report(theta: Array) -> Report:
-        own, prior = hessians(site, theta[None]), prior_derivatives(site.model, theta[None])
-        value, grad, second = (-(a[0] + b[0]) for a, b in zip(own, prior))
-        return Report(float(value), grad, second)
-
-    def values(places: Array) -> Array:
-        return -log_likelihoods(site, places) - prior_values(site.model, places)
-
-    found = descend(report, values, theta, tolerance=1e-4, max_exchanges=60)
-    return found.position if found.report.finite else None
+    climbs = [descent(theta, tolerance=1e-4, max_exchanges=60) for _ in sites]
+    wanted = {i: next(climb) for i, climb in enumerate(climbs)}
+    modes: list[Array | None] = [None] * len(sites)
+    while wanted:
+        looked = [i for i in wanted if wanted[i].ndim == 1]
+        tried = [i for i in wanted if wanted[i].ndim == 2]
+        told: dict[int, Any] = {}
+        if looked:
+            prior = zip(*prior_derivatives(model, np.array([wanted[i] for i in looked])))
+            for i, of_prior in zip(looked, prior):
+                own = hessians(sites[i], wanted[i][None])
+                value, grad, second = (-(a[0] + b) for a, b in zip(own, of_prior))
+                told[i] = Report(float(value), grad, second)
+        if tried:
+            prior = np.split(prior_values(model, np.concatenate([wanted[i] for i in tried])), len(tried))
+            for i, of_prior in zip(tried, prior):
+                told[i] = -log_likelihoods(sites[i], wanted[i]) - of_prior
+        for i in list(wanted):
+            try:
+                wanted[i] = climbs[i].send(told[i])
+            except StopIteration as end:
+                del wanted[i]
+                modes[i] = end.value.position if end.value.report.finite else None
+    return modes

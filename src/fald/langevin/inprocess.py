@@ -43,7 +43,7 @@ _DRAW_BYTES = 16 * 2**20
 _MOST_DRAWS = 4096
 _GATHER_BYTES = 16 * 2**20
 _WORK_AT_ONCE = 2**17
-_WORK_ON_THREADS = 2**22
+_WORK_ON_THREADS = 2**18
 _CHAINS_OF_GROUP = 128
 _PARTS = 8
 _IN_PLACE_BYTES = 64 * 2**20
@@ -315,13 +315,14 @@ def _numbers_at_once(problem: Assignment, rows: int) -> int:
 
 
 def _worth_threads(problem: Assignment, classes: list[SizeClass], rows: int) -> bool:
-    """Whether a round has so much work that handing clients to threads costs little beside it.
+    """Whether a step has so much work that handing clients to threads costs little beside it.
 
-    This must not depend on the machine: the layout is part of what makes results equal to the last bit.
+    This must not depend on the machine: the layout is part of what makes results equal to the last bit. Nor
+    on K, which would then have to be compiled again.
     """
     slots = num_slots(problem.participation, problem.data.num_clients)
     alone = problem.participation.scheme != "full" or all(k.together == 1 for k in classes)
-    work = problem.method.about.local_steps * slots * _numbers_at_once(problem, rows)
+    work = slots * _numbers_at_once(problem, rows)
     return alone and slots > 1 and work >= _WORK_ON_THREADS
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from fald.problem.data import FederatedData
 from fald.problem.model import Model, check_model
 from fald.results.diagnostics import STEP_LIMIT
 from fald.results.positions import positions as found_positions
+from fald.results.sinks import Sink
 from fald.results.summary import settling
 from fald.runtime import loop
 from fald.runtime.checkpoint import Checkpoint, as_checkpoint
@@ -41,6 +43,7 @@ from fald.runtime.journal import Journal, as_journal
 from fald.runtime.records import Records
 from fald.settings.fald import checked, method_settings
 from fald.settings.participation import Participation, check_participation
+from fald.settings.schedules import check_schedule
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -67,6 +70,8 @@ def sample(
     method: Method | str | None = None,
     privacy: Protection | None = None,
     engine: Engine | None = None,
+    callback: Callable[[int, Position, dict[str, Any]], Any] | None = None,
+    sinks: Sequence[Sink] = (),
     step_check: bool = True,
     progress: bool = True,
     checkpoint: str | Path | Checkpoint | None = None,
@@ -91,7 +96,7 @@ def sample(
     local_steps
         K, steps between synchronisations.
     step_size
-        η, or a function from the step number to η, such as ``fald.paper_decay(L, m)``.
+        η, a schedule of ``fald.schedules``, or a function from the step number to η.
     temperature
         τ; the chains sample exp(−f/τ).
     correlation
@@ -121,6 +126,12 @@ def sample(
         from entropy. Each chain counts.
     engine
         Where clients run; in this process by default.
+    callback
+        ``callback(round, positions, stats)`` after every kept draw, with the position of each chain, chains
+        in front, and ``energy`` and ``drift`` unless the run is private. If it returns True the run ends.
+    sinks
+        From ``fald.sinks``, or of your own: where draws go as the run goes. The result then has the last one
+        only, so that memory does not grow.
     step_check
         Compare the step size with the largest curvature of some clients before the first round and at the
         mean of the draws, each in about a second at most, and warn where it is too large. False: do not.
@@ -192,7 +203,8 @@ def sample(
         )
     participation = participants(method, check_participation(participation))
     participation.check(data.sizes)
-    _check_schedule(method, num_rounds)
+    if callable(about.step_size):
+        check_schedule(about.step_size, num_rounds * about.local_steps - 1)
     key, seed = as_key(rng_key)
     check_model(model, data)
     engine = InProcess() if engine is None else engine
@@ -220,6 +232,10 @@ def sample(
         "seed": seed,
         "privacy": None if privacy is None else asdict(privacy),
     }
+    if callback is not None and not callable(callback):
+        raise ConfigError(f"callback must be a function (round, positions, stats) -> stop; got {callback!r}")
+    if not all(isinstance(sink, Sink) for sink in sinks):
+        raise ConfigError(f"sinks must come from fald.sinks; got {list(sinks)!r}")
     checkpoint = as_checkpoint(checkpoint)
     description = {} if checkpoint is None else _description(problem, settings, positions)
 
@@ -237,7 +253,7 @@ def sample(
 
     notes = as_journal(journal)
     notes.about |= {"method": about.name, "model": model.name, "settings": settings}
-    chains = Chains(problem, engine, Asked(positions, num_rounds, privacy), build)
+    chains = Chains(problem, engine, Asked(positions, num_rounds, privacy, tuple(sinks), callback), build)
     if found and found[0] is not None:
         chains.remark = f", step × curvature {found[0].product:.2g}"
     if not about.point_estimate:
@@ -280,19 +296,6 @@ def _description(problem: Assignment, settings: dict[str, Any], positions: jax.A
     if callable(step_size):
         others["the step-size schedule"] = digits(step_size(jnp.asarray(k)) for k in (0, 1, 10, 1000))
     return identity(problem.model, problem.data, settings, others)
-
-
-def _check_schedule(method: Method, num_rounds: int) -> None:
-    schedule = method.about.step_size
-    if not callable(schedule):
-        return
-    for step in (0, num_rounds * method.about.local_steps - 1):
-        try:
-            value = float(np.asarray(schedule(jnp.asarray(step, jnp.int32))))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the step-size schedule gives no number at step {step}: {error}") from error
-        if not (np.isfinite(value) and value > 0):
-            raise ConfigError(f"the step-size schedule must give numbers > 0; got {value:g} at step {step}")
 
 
 def _start(model: Model, initial_position: Any, num_chains: int) -> jax.Array:

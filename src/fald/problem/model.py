@@ -172,7 +172,9 @@ class Model:
     constrain_fn
         ``position -> mapping`` from the unconstrained position to the quantities reported.
     dims, coords
-        Dimension names per reported variable and their coordinate values, as in xarray.
+        Dimension names per reported variable and their coordinate values, as in xarray. ``"feature"`` is the
+        dimension of effects of features, and ``coords["input"]``, where there is one, names the columns that
+        ``predict_fn`` takes if they are others.
     ratios
         Reported variable -> what its exponential is called, such as ``"odds ratio"``.
     sensitivity_fn

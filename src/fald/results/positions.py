@@ -104,6 +104,17 @@ def _with_model(tree: xr.DataTree, model: Model, shape: tuple[int, int]) -> PyTr
     return jax.tree.unflatten(structure, [a.reshape(*shape, *s) for a, s in zip(found, shapes)])
 
 
+def of_flat(model: Model, flat: np.ndarray) -> PyTree:
+    """Flat positions (…, dim) as pytrees of views into them."""
+    leaves, structure = jax.tree.flatten(model.initial_position)
+    ends = np.cumsum([0, *[int(np.size(leaf)) for leaf in leaves]])
+    parts = [
+        flat[..., a:b].reshape(*flat.shape[:-1], *np.shape(leaf))
+        for (a, b), leaf in zip(pairwise(ends), leaves)
+    ]
+    return jax.tree.unflatten(structure, parts)
+
+
 def functionals(
     tree: xr.DataTree, functions: Mapping[str, Callable[[PyTree], Any]], model: Model | None = None
 ) -> xr.DataTree:

@@ -51,9 +51,10 @@ def summary(tree: xr.DataTree, *, level: float = 0.95) -> pd.DataFrame:
     tail = (1 - check_level(level)) / 2
     low, high = f"{100 * tail:g}%", f"{100 * (1 - tail):g}%"
     posterior = tree["posterior"]
-    diagnostics = convergence(tree)
+    rows = draws_by_row(tree)
+    diagnostics = convergence(tree, rows)
     table = []
-    for label, (variable, draws) in draws_by_row(tree).items():
+    for label, (variable, draws) in rows.items():
         draws = draws.astype(np.float64)
         ends = np.quantile(draws, [tail, 1 - tail])
         row = {

@@ -82,7 +82,7 @@ class ModelSection(Section):
     scales: Scales | None = None
     noise_scale: Annotated[float, Field(gt=0)] | None = None
     noise_prior_scale: Annotated[float, Field(gt=0)] | None = None
-    num_classes: Annotated[int, Field(ge=2)] | None = None
+    num_classes: Annotated[int, Field(ge=2, le=10_000)] | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -50,7 +50,7 @@ class Finding(NamedTuple):
     mend: str = ""
 
 
-class Site(NamedTuple):
+class JoinedSite(NamedTuple):
     """A site that is about to join.
 
     Attributes
@@ -101,7 +101,7 @@ class Deployment(Protocol):
         """A site's folder: federation, its sites, this site, host, port, fingerprint of the authority."""
         ...
 
-    def join(self, site: Site, report: Report, patience: float | None) -> None:
+    def join(self, site: JoinedSite, report: Report, patience: float | None) -> None:
         """Take part until Ctrl-C, each message handed to ``SiteWorker.handle``.
 
         ``patience`` are seconds to wait for the coordinator to let the site in; None: as long as it takes.

@@ -41,14 +41,14 @@ class Confined:
     Parameters
     ----------
     settings
-        What its worker is made with: paths as text.
+        What its worker is made with, as JSON takes it: paths as text.
     limits
         What a request may take.
     log
         File for what the process prints.
     """
 
-    def __init__(self, settings: Mapping[str, str | None], limits: Limits, log: Path):
+    def __init__(self, settings: Mapping[str, Any], limits: Limits, log: Path):
         self._settings, self._limits, self._log = dict(settings), limits, log
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
@@ -133,8 +133,9 @@ def main(number: str) -> None:
 
     from fald.federation.site.worker import SiteSettings, SiteWorker
 
-    paths = {key: None if about[key] is None else Path(about[key]) for key in ("data", "policy", "pins")}
-    settings = SiteSettings(about["name"], Path(about["state"]), **paths, coordinator=about["coordinator"])
+    for key in ("state", "data", "policy", "pins"):
+        about[key] = None if about[key] is None else Path(about[key])
+    settings = SiteSettings(**{**about, "sites": tuple(about["sites"])})
     if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(settings.state / "compiled"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -29,7 +29,7 @@ _FEW_ROUND = {name for name, method in FIT_METHODS.items() if method.requests}
 
 
 @dataclass(frozen=True)
-class Proposal:
+class Enquiry:
     """What a study asks of one site.
 
     Attributes
@@ -47,7 +47,8 @@ class Proposal:
     secure_sum
         Whether all uploads go through a secure sum.
     rounds, chains, local_steps
-        The most rounds it may take, the chains that advance in each, and the steps of each chain.
+        The most rounds it may take, the chains that advance in each, and the steps of each chain, or what
+        else a method counts if that is more.
     sites
         How many sites the federation has by what the site itself knows; 0: it does not know.
     rows
@@ -126,7 +127,7 @@ class Policy(_Section):
     Examples
     --------
     >>> policy = make_policy({"allowed-models": ["logistic"], "max-rounds": 100})
-    >>> asked = Proposal(columns=("y", "x"), family="linear", method="fa-ld", few_round=False,
+    >>> asked = Enquiry(columns=("y", "x"), family="linear", method="fa-ld", few_round=False,
     ...                  curvature=False, secure_sum=True, rounds=5000, chains=4, rows=50, dim=2)
     >>> policy.check(asked)
     Traceback (most recent call last):
@@ -148,6 +149,7 @@ class Policy(_Section):
     max_chains: Annotated[int, Field(ge=1)] = 1_000
     max_local_steps: Annotated[int, Field(ge=1)] = 10_000
     max_failed_opens: Annotated[int, Field(ge=1)] = 20
+    max_studies: Annotated[int, Field(ge=1)] = 100
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 120.0
     max_megabytes: Annotated[int, Field(ge=1)] = 4096
     privacy: PrivacyPolicy = Field(default_factory=PrivacyPolicy)
@@ -166,7 +168,7 @@ class Policy(_Section):
                 )
         return names
 
-    def check(self, task: Proposal) -> None:
+    def check(self, task: Enquiry) -> None:
         """Refuse a study that the policy does not allow, whatever the rows are.
 
         Parameters
@@ -199,12 +201,12 @@ class Policy(_Section):
             return not is_outside(family)
         return family in self.allowed_models
 
-    def check_rows(self, task: Proposal) -> None:
+    def check_rows(self, task: Enquiry) -> None:
         """Refuse a study that asks for fewer rows than the site wants to have."""
         if task.rows < self.minimum_rows:
             raise PolicyError("it has fewer rows than it wants to have to take part (minimum-rows)")
 
-    def warnings(self, task: Proposal) -> list[str]:
+    def warnings(self, task: Enquiry) -> list[str]:
         """What the people at the site should know before they take part."""
         if task.secure_sum or task.private or task.rows > max(task.dim, FEW_ROWS):
             return []
@@ -214,7 +216,7 @@ class Policy(_Section):
             "hides them; 'minimum-rows' or 'unsummed = false' in the site's policy refuses such studies"
         ]
 
-    def _refused_study(self, task: Proposal) -> list[str]:
+    def _refused_study(self, task: Enquiry) -> list[str]:
         found = []
         if self.allowed_columns is not None:
             odd = sorted(set(task.columns) - set(self.allowed_columns))
@@ -241,7 +243,7 @@ class Policy(_Section):
         # "auto" may choose any of the others
         return method in allowed or (method == "auto" and _FEW_ROUND - {"auto"} <= allowed)
 
-    def _refused_uploads(self, task: Proposal) -> list[str]:
+    def _refused_uploads(self, task: Enquiry) -> list[str]:
         found = []
         if not task.declared:
             found.append(f"the method {task.method!r}, which does not declare what it sends (reveals)")
@@ -258,7 +260,7 @@ class Policy(_Section):
             found.append("uploads that do not go through a secure sum (unsummed)")
         return found
 
-    def _refused_privacy(self, task: Proposal) -> list[str]:
+    def _refused_privacy(self, task: Enquiry) -> list[str]:
         p = self.privacy
         if task.epsilon is None or task.delta is None or not task.private:
             what = "without differential privacy" if task.delta is None else "that sets no limit to its ε"

@@ -30,31 +30,28 @@ from fald.core.errors import (
     printable,
 )
 from fald.core.files import locked, write_atomically
-from fald.core.reveals import shows_curvature
 from fald.core.version import __version__, library_versions
 from fald.federation import wire
 from fald.federation.secure.session import Identity
 from fald.federation.site.account import private_parts
 from fald.federation.site.confined import Confined, Limits
 from fald.federation.site.messages import check_message
-from fald.federation.site.policy import Policy, Proposal, read_policy
+from fald.federation.site.opening import Openings, enquiry_of, read_json, remote_study
+from fald.federation.site.policy import Enquiry, Policy, read_policy
 from fald.federation.site.record import Record
 from fald.federation.site.run import UNSAID, Frozen, Owner, RowsError, SiteRun, about_rows, study_digest
 from fald.federation.site.settings import SiteSettings
 from fald.federation.wire import PROTOCOL
-from fald.fewround.methods import requests_of
-from fald.fewround.site import answer_kinds
 from fald.langevin.sampling import check_model
 from fald.problem.data import FederatedData, read_table
 from fald.problem.families import is_outside, versions
 from fald.problem.model import check_terms
 from fald.study.precision import set_precision
-from fald.study.schema import Study, make_study
+from fald.study.schema import Study
 
 Array = NDArray[Any]
 _TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError)  # whose words never come from rows
 _OWN_FILES = "a file of its own, such as its privacy ledger, is damaged or cannot be written"
-_DAY = 86400.0  # seconds
 _LARGEST_LOG = 5_000_000  # bytes after which a new log begins; the one before is kept
 
 
@@ -87,9 +84,12 @@ class SiteWorker:
         self.policy: Policy = read_policy(settings.policy)
         self._owner = Owner(settings.name, settings.state, self.identity, self.policy)
         self._record = Record(settings.state, self.identity)
+        self._openings = Openings(settings.state, self.policy)
         self._run: SiteRun | None = None
         self._told: dict[str, Any] = {}
-        about = {key: None if value is None else str(value) for key, value in vars(settings).items()}
+        about = {
+            key: str(value) if isinstance(value, Path) else value for key, value in vars(settings).items()
+        }
         limits = Limits(self.policy.max_seconds, self.policy.max_megabytes)
         self._confined = Confined(about, limits, settings.state / "site.log")
 
@@ -145,6 +145,7 @@ class SiteWorker:
             said, hint, kind = _OWN_FILES, "the site's own log says which", FederationError.__name__
         else:  # one sentence for all: a difference could tell of the rows
             said, hint, kind = UNSAID, "the site's own log says what", FederationError.__name__
+        said = said[:1000]
         self._note(refused=said)
         try:
             self._record.add({**self._told, "left": {}, "refused": said})
@@ -177,7 +178,7 @@ class SiteWorker:
         if message.kind == "open":
             tree = message.values["study"]
         else:
-            tree = (_read_json(self._folder(message.values["run"]) / "session.json") or {}).get("study", {})
+            tree = (read_json(self._folder(message.values["run"]) / "session.json") or {}).get("study", {})
         section = tree.get("model")
         family = section.get("family") if isinstance(section, dict) else None
         return family if isinstance(family, str) else ""
@@ -201,7 +202,7 @@ class SiteWorker:
                 hint="give the site a file, and the model a read function",
             )
         session, path = message.values["session"], self._folder(message.values["run"]) / "exceeded.json"
-        before = _read_json(path) or {}
+        before = read_json(path) or {}
         if before.get("session") == session:
             raise PolicyError(before["said"], hint=before["hint"])
         try:
@@ -210,7 +211,7 @@ class SiteWorker:
             said = {"session": session, "said": error.message, "hint": error.hint}
             write_atomically(path, json.dumps(said).encode())
             if message.kind == "open":
-                self._count_failed()
+                self._openings.count_failed()
             raise
         if message.kind == "end":
             self._confined.stop()
@@ -220,7 +221,7 @@ class SiteWorker:
     def _open(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
         """Decide whether to take part, count the rows, and introduce the session: the policy first."""
         v = message.values
-        study = _remote_study(v["study"])
+        study = remote_study(v["study"])
         own = is_outside(study.model.family)
         self._told |= {"title": study.title, "columns": [study.data.target, *study.data.features]}
         # a run does not go on with another version of its model
@@ -228,9 +229,10 @@ class SiteWorker:
         set_precision(study)
         if study.privacy is not None:
             private_parts(study)  # before anything leaves
-        proposal = _proposal(study, v["secure"], len(self._known_sites()))
+        proposal = enquiry_of(study, v["secure"], len(self._known_sites()))
         self.policy.check(proposal)
         self._check_sites(v["names"], v["secure"])
+        self._openings.count_study(self._told["study"])
         data, warnings = self._opened(study, proposal)
         folder = self._folder(v["run"])
         known = Frozen.read(folder)
@@ -261,14 +263,9 @@ class SiteWorker:
         types = {f"row_{i}": np.zeros((0, *a.shape[1:]), a.dtype) for i, a in enumerate(_leaves(data))}
         return told, types | offered
 
-    def _opened(self, study: Study, proposal: Proposal) -> tuple[FederatedData, list[str]]:
+    def _opened(self, study: Study, proposal: Enquiry) -> tuple[FederatedData, list[str]]:
         """The rows of a study that the policy allows; what does not fit is counted, and told in one way."""
-        failed = self._failed()
-        if len(failed) >= self.policy.max_failed_opens:
-            raise PolicyError(
-                f"{len(failed)} studies did not fit its rows within a day (max-failed-opens)",
-                hint="wait, or ask the site to change its policy",
-            )
+        self._openings.check_failed()
         self._check_columns(study)
         try:
             with about_rows():
@@ -280,18 +277,9 @@ class SiteWorker:
                 whole = replace(proposal, rows=data.num_rows, dim=model.dim)
                 self.policy.check_rows(whole)
         except RowsError:
-            self._count_failed()
+            self._openings.count_failed()
             raise
         return data, self.policy.warnings(whole)
-
-    def _failed(self) -> list[float]:
-        """When studies did not fit the rows, within the last day."""
-        times = _read_json(self.settings.state / "failed.json") or []
-        return [t for t in times if time.time() - t < _DAY]
-
-    def _count_failed(self) -> None:
-        content = json.dumps([*self._failed(), time.time()]).encode()
-        write_atomically(self.settings.state / "failed.json", content)
 
     def _check_sites(self, names: list[str], secure: bool) -> None:
         """Refuse a roster without this site, and sums over fewer sites than are known here."""
@@ -333,7 +321,7 @@ class SiteWorker:
         return set(self._known_pins() or self.settings.sites)
 
     def _known_pins(self) -> dict[str, str] | None:
-        return _read_json(self.settings.pins or self.settings.state / "pins.json")
+        return read_json(self.settings.pins or self.settings.state / "pins.json")
 
     def _pins(self, announced: Mapping[str, str]) -> dict[str, str]:
         """Public keys of the sites: those of the site's own file, else those seen first."""
@@ -373,20 +361,21 @@ class SiteWorker:
         """The run a message belongs to, read back from disk if this process has not opened it."""
         run_id, session = message.values["run"], message.values["session"]
         folder = self._folder(run_id)
-        about = _read_json(folder / "session.json")
+        about = read_json(folder / "session.json")
         if about is None:
             raise FederationError("this site knows no such run", hint="submit it again with --resume")
         if about["session"] != session:
             raise FederationError("the message belongs to an earlier session of this run")
         mine = self._run
         if mine is None or mine.about["run"] != run_id or mine.about["session"] != session:
-            study = _remote_study(about["study"])
+            study = remote_study(about["study"])
             set_precision(study)
             with about_rows():
                 data = self._rows(study)
             mine = SiteRun(self._owner, folder, about, study, data)
             mine.restore()
             self._run = mine
+        set_precision(mine.study)  # another study may have been looked at since
         mine.answers.read()
         return mine
 
@@ -402,39 +391,3 @@ def _raised_here(error: BaseException) -> bool:
 
 def _leaves(data: FederatedData) -> list[Array]:
     return [np.asarray(a) for a in jax.tree.leaves(data.rows)]
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def _remote_study(tree: Mapping[str, Any]) -> Study:
-    """The study as a site may read it: without files, which are the coordinator's."""
-    data = {k: v for k, v in tree["data"].items() if k not in ("file", "files", "site")}
-    return make_study({**tree, "data": data, "folder": "."}, "the coordinator's study")
-
-
-def _proposal(study: Study, secure: bool, sites: int) -> Proposal:
-    """What a study asks, as far as that can be said without a look at the rows."""
-    s = study.sampler
-    if s is None:
-        kinds, sums, declared = answer_kinds(requests_of(study.fit.method, study.fit.curvature)), True, True
-    else:
-        reveals = s.build_method().about.reveals
-        kinds, sums, declared = reveals.kinds, reveals.sums, reveals.declared
-    return Proposal(
-        columns=(study.data.target, *study.data.features),
-        family=study.model.family,
-        method=study.fit.method if s is None else s.method,
-        few_round=s is None,
-        curvature=shows_curvature(kinds),
-        sums=sums,
-        declared=declared,
-        secure_sum=secure,
-        rounds=study.fit.max_rounds if s is None else s.num_rounds,
-        chains=1 if s is None else s.num_chains,
-        local_steps=1 if s is None else s.local_steps,
-        sites=sites,
-        epsilon=None if study.privacy is None else study.privacy.max_epsilon,
-        delta=None if study.privacy is None else study.privacy.delta,
-    )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fald.core.errors import ConfigError
-from fald.federation.engines import Finding, Report, Site, Situation
+from fald.federation.engines import Finding, JoinedSite, Report, Situation
 from fald.federation.engines.flower import submit
 from fald.federation.folder import FederationSettings
 
@@ -42,7 +42,7 @@ class Flower:
         """There are no kits."""
         _by_hand("the kit of a site")
 
-    def join(self, site: Site, report: Report, patience: float | None) -> None:
+    def join(self, site: JoinedSite, report: Report, patience: float | None) -> None:
         """A site is a SuperNode."""
         _by_hand("the process of a site")
 

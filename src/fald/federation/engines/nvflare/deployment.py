@@ -12,10 +12,10 @@ from typing import Any
 
 from fald.core.errors import FederationError
 from fald.core.version import differences, library_versions
-from fald.federation.engines import Finding, Report, Site, Situation
+from fald.federation.engines import Finding, JoinedSite, Report, Situation
 from fald.federation.engines.nvflare import certificates, jobs, kits, require_nvflare
 from fald.federation.engines.nvflare.door import contended, read_joined
-from fald.federation.engines.nvflare.jobs import Session
+from fald.federation.engines.nvflare.jobs import AdminSession
 from fald.federation.engines.nvflare.probe import probe
 from fald.federation.engines.nvflare.process import Supervisor, keep_running
 from fald.federation.folder import FederationSettings, read_settings
@@ -67,7 +67,7 @@ class Nvflare:
         require_nvflare()
         return kits.read_kit(kit)
 
-    def join(self, site: Site, report: Report, patience: float | None) -> None:
+    def join(self, site: JoinedSite, report: Report, patience: float | None) -> None:
         """Write what the engine runs by, get a certificate, then keep the site's process running."""
         kits.settle(site.kit, site.about)
         _await_certificate(site.kit, site.about, site.public, report, patience)
@@ -91,12 +91,12 @@ class Nvflare:
 
     def unfinished(self, folder: Path) -> list[str]:
         """Jobs that have not ended; after a kill -9 of the server some never will."""
-        with Session(folder / "coordinator") as session:
+        with AdminSession(folder / "coordinator") as session:
             return session.unfinished()
 
     def situation(self, folder: Path) -> Situation:
         """Sites and running jobs, as the server knows them."""
-        with Session(folder / "coordinator") as session:
+        with AdminSession(folder / "coordinator") as session:
             return session.situation()
 
     def examine(self, folder: Path) -> list[Finding]:
@@ -190,7 +190,7 @@ class _Observer:
 
     def __init__(self, folder: Path):
         self._folder, self._federation = folder, read_settings(folder)
-        self._session: Session | None = None
+        self._session: AdminSession | None = None
         self._next, self._line = time.monotonic() + _ASK, ""
 
     def line(self) -> str:
@@ -198,7 +198,7 @@ class _Observer:
             return self._line
         try:
             if self._session is None:
-                self._session = Session(self._folder / "coordinator")
+                self._session = AdminSession(self._folder / "coordinator")
             found = self._session.situation()
         except FederationError:  # it is starting, or restarting
             self.close()
@@ -245,7 +245,7 @@ def _await_certificate(
 class _SiteLine:
     """Connection and work of a site in a few words; what is wrong, where it does not get through."""
 
-    def __init__(self, supervisor: Supervisor, site: Site):
+    def __init__(self, supervisor: Supervisor, site: JoinedSite):
         self._supervisor, self._site = supervisor, site
         self._asked, self._why = time.monotonic(), ""
 
