@@ -49,7 +49,7 @@ model = fald.Model(
     predict_fn=lambda p, image: jax.nn.softmax(logits(p, image)),
 )
 common = {"local_steps": STEPS, "batch_size": 32, "num_chains": 1, "num_rounds": asked.rounds}
-eta = 0.1 / data.num_rows
+eta = 0.02 / data.num_rows
 found = fald.sample(0, model, data, step_size=eta, temperature=0.0, **common)
 probe = fald.sinks.ProbeCurve(images.test_images[:2000], images.test_labels[:2000])
 cycles = fald.schedules.cyclical(eta, CYCLE * STEPS, last=eta / 20)
