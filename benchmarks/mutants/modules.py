@@ -85,6 +85,8 @@ TESTS: dict[str, list[str]] = {
         f"theory/test_gaussian.py::{name}"
         for name in (
             "test_law_equals_enumeration_with_a_step_that_varies_inside_a_round",
+            "test_steps_summed_in_parts_give_the_same_law",
+            "test_what_is_not_given_is_the_default",
             "test_bad_input_is_named",
             "test_bad_distances_are_named",
             "test_divergence_is_named",
