@@ -12,7 +12,15 @@ import numpy as np
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own-models"
 
 
-def environment(folder: Path, version: str = "1.0") -> Path:
+def copy_source(folder: Path) -> Path:
+    """The package's source elsewhere, so that building it leaves nothing beside it."""
+    (folder / "own_models").mkdir(parents=True)
+    for path in [EXAMPLE / "pyproject.toml", *(EXAMPLE / "own_models").glob("*.py")]:
+        (folder / path.relative_to(EXAMPLE)).write_text(path.read_text())
+    return folder
+
+
+def environment(folder: Path) -> Path:
     """Make an environment that sees what this one has, install the package, and return its Python."""
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
@@ -22,11 +30,7 @@ def environment(folder: Path, version: str = "1.0") -> Path:
     ).stdout.strip()  # fmt: skip
     seen = [path for path in sys.path if path.endswith(("site-packages", "/src"))]
     (Path(place) / "seen.pth").write_text("\n".join(seen) + "\n")
-    source = folder / "source"
-    (source / "own_models").mkdir(parents=True)
-    for path in [EXAMPLE / "pyproject.toml", *(EXAMPLE / "own_models").glob("*.py")]:
-        text = path.read_text().replace('version = "1.0"', f'version = "{version}"')
-        (source / path.relative_to(EXAMPLE)).write_text(text)
+    source = copy_source(folder / "source")
     command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run([*command, source], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
