@@ -59,6 +59,9 @@ features = ["dose"]
 
 [model]
 family = "own-models:pressure"
+
+[federation]
+timeout = 600
 """
 IMAGES = """
 [data]

@@ -59,12 +59,13 @@ def again(warm: Warm, module: str) -> dict:
     if not _stored(module).exists():
         raise SystemExit(f"{module}: was never measured")
     found = json.loads(_stored(module).read_text(encoding="utf-8"))
-    every = {m.name: m for m in mutants(module, (ROOT / "src" / module).read_text(encoding="utf-8"))}
-    if len(every) != found["mutants"] or any(name not in every for name in found["alive"]):
+    every = mutants(module, (ROOT / "src" / module).read_text(encoding="utf-8"))
+    lived = [mutant for mutant in every if mutant.name in found["alive"]]
+    if len(every) != found["mutants"] or {m.name for m in lived} != set(found["alive"]):
         raise SystemExit(f"{module}: has changed since it was measured; measure it without --alive")
     argued = _equivalent(module)
-    waiting = [every[name] for name in found["alive"] if every[name].place not in argued]
-    same = len(found["alive"]) - len(waiting)
+    waiting = [mutant for mutant in lived if mutant.place not in argued]
+    same = len(lived) - len(waiting)
     found["change nothing"] += same
     found["tried"] -= same
     found["alive"], found["seconds of the tests"] = _living(warm, module, waiting)

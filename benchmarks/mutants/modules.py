@@ -28,6 +28,13 @@ _CLASSES = [
     "privacy/test_privacy_composition.py::test_classes_of_draws_keep_the_probability_and_round_up",
 ]
 
+_LOST = "privacy/test_privacy_combinations.py::test_rounds_lost_in_a_crash_are_paid_for_at_the_largest_step"
+_SLOWLY = "privacy/test_privacy_combinations.py::test_epsilon_is_that_of_the_slow_sum_and_never_below_it"
+_REFUSED = [
+    f"privacy/test_privacy_refusals.py::{name}"
+    for name in ("test_options_out_of_range", "test_realised_participation_needs_the_table")
+]
+
 TESTS: dict[str, list[str]] = {
     "fald/federation/wire.py": ["federation/test_wire.py"],
     "fald/federation/site/policy.py": ["federation/test_policy.py", "federation/test_budget_borders.py"],
@@ -63,24 +70,23 @@ TESTS: dict[str, list[str]] = {
     "fald/langevin/fald.py": ["langevin/test_local_parts.py"],
     "fald/langevin/noise.py": ["langevin/test_local_parts.py"],
     "fald/langevin/server.py": ["langevin/test_local_parts.py"],
-    "fald/langevin/guard.py": ["privacy/test_privacy_combinations.py"],
-    "fald/privacy/accountant.py": [
-        "privacy/test_privacy_combinations.py",
-        "privacy/test_privacy_refusals.py",
-    ],
+    "fald/langevin/guard.py": ["privacy/test_privacy_steps.py", _LOST],
+    "fald/privacy/accountant.py": ["privacy/test_privacy_steps.py", *_REFUSED],
     "fald/privacy/events.py": ["privacy/test_privacy_parts.py", *_CLASSES],
     "fald/privacy/rounds.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/compose.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/settings.py": ["privacy/test_privacy_parts.py"],
-    "fald/privacy/pld.py": ["privacy/test_privacy_profile.py", "privacy/test_privacy_combinations.py"],
-    "fald/privacy/rdp.py": ["privacy/test_privacy_combinations.py"],
-    "fald/privacy/calibration.py": ["privacy/test_privacy_combinations.py"],
+    "fald/privacy/pld.py": ["privacy/test_privacy_steps.py", "privacy/test_privacy_profile.py", _SLOWLY],
+    "fald/privacy/rdp.py": ["privacy/test_privacy_steps.py", _SLOWLY],
+    "fald/privacy/calibration.py": ["privacy/test_privacy_steps.py"],
     "fald/runtime/checkpoint.py": ["runtime/test_store.py"],
     "fald/theory/bounds.py": ["theory/test_bounds_by_hand.py"],
     "fald/theory/gaussian.py": [
         f"theory/test_gaussian.py::{name}"
         for name in (
             "test_law_equals_enumeration_with_a_step_that_varies_inside_a_round",
+            "test_steps_summed_in_parts_give_the_same_law",
+            "test_what_is_not_given_is_the_default",
             "test_bad_input_is_named",
             "test_bad_distances_are_named",
             "test_divergence_is_named",

@@ -214,6 +214,16 @@ def test_every_public_name_is_in_the_api_reference():
     assert not missing
 
 
+def test_the_api_reference_reads_without_being_built():
+    spec = importlib.util.spec_from_file_location("make_api", ROOT / "docs" / "make_api.py")
+    make_api = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_api)
+    text = make_api.PAGE.read_text(encoding="utf-8")
+    assert make_api.page(text) == text, "run: python docs/make_api.py"
+    assert "- `fald.sample(rng_key, model, data, *, num_rounds" in text
+    assert "- `fald.sinks.ProbeCurve(x, y, *, every=1, batch_size=500)`" in text
+
+
 FRONT = pytest.mark.parametrize("page", ["README.md", "docs/fa-ld.md"])
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.mutants.modules import TESTS
+from benchmarks.mutants.runner import _paired
 from benchmarks.mutants.slips import mutants
 
 ROOT = Path(__file__).parents[2]
@@ -52,3 +53,29 @@ def test_slips_change_one_place_and_leave_words_alone():
         compile(mutant.text, "f.py", "exec")
         assert "Words with 3 numbers." in mutant.text
         assert "{a + 1} is wrong" in mutant.text or mutant.after == "pass"
+
+
+def test_slips_have_names_that_outlive_other_changes():
+    text = "def f(a):\n    return a + 1 if a < 1 else 1\n"
+    places = [m.place for m in mutants("f.py", text)]
+    assert len(set(places)) == len(places)  # each 1 is a place of its own
+    assert [m.place for m in mutants("f.py", "import os\n\n" + text)] == places
+    assert "constant: 1 -> 2 | return a + 1 if a < 2 else 1" in places
+
+
+@pytest.mark.parametrize(
+    ("other", "only_bodies"),
+    [
+        ("X = 1\ndef f(a, b=2):\n    return a - X\n", True),
+        ("X = 1\ndef f(a, b=2):\n    return (lambda: a)()\n", False),
+        ("X = 2\ndef f(a, b=2):\n    return a + X\n", False),
+        ("X = 1\ndef f(a, b=3):\n    return a + X\n", False),
+    ],
+)
+def test_only_bodies_of_functions_are_exchanged_in_place(other, only_bodies):
+    """What has run when a module was imported cannot be changed afterwards."""
+    old = "X = 1\ndef f(a, b=2):\n    return a + X\n"
+    found = {}
+    assert _paired(compile(old, "f.py", "exec"), compile(other, "f.py", "exec"), found) is only_bodies
+    if only_bodies:
+        assert list(found) == [("f", 2)]

@@ -392,3 +392,17 @@ def test_consecutive_views_of_one_array_are_not_copied():
         assert not np.shares_memory(copied, x)
         assert copied.ctypes.data % 64 == 0
         np.testing.assert_array_equal(copied, np.concatenate(list(parts.values())))
+
+
+def test_what_a_run_will_do_with_the_rows_is_said():
+    from fald.problem.data import remarks
+
+    rng = np.random.default_rng(0)
+    fine = fald.FederatedData.from_arrays({"a": rng.normal(size=(50, 2)), "b": rng.normal(size=(80, 2))})
+    assert remarks(fine, None) == remarks(fine, 50) == []
+    assert "the 50 rows of client 'a'" in remarks(fine, 64)[0]
+    times = fald.FederatedData.from_arrays({"a": 1.7e9 + rng.normal(size=(50, 1))})
+    assert "loses digits" in remarks(times, None)[0]
+    assert remarks(times, None, private=True) == []
+    small = fald.FederatedData.from_arrays({"a": (1.7e9 + rng.normal(size=(50, 1))).astype(np.float32)})
+    assert remarks(small, None) == []

@@ -470,3 +470,11 @@ def test_a_scaled_outcome_is_reported_and_predicted_in_its_own_units():
     example, units = (x, 131.0), (x, (131.0 - 130) / 20)
     gap = float(scaled.loglikelihood_fn(p, example)) - float(plain.loglikelihood_fn(p, units))
     assert gap == pytest.approx(-np.log(20), rel=1e-5)
+
+
+def test_a_position_with_something_else_in_it_is_refused_by_name():
+    with pytest.raises(DataError, match=r"layer\.activation is a builtin_function") as refused:
+        fald.Model(
+            lambda p: 0.0, lambda p, x: 0.0, initial_position={"layer": {"w": jnp.ones(2), "activation": len}}
+        )
+    assert "eqx.partition" in refused.value.hint

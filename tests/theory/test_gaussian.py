@@ -451,3 +451,33 @@ def test_divergence_is_named():
 def test_bad_distances_are_named(arguments, message):
     with pytest.raises(ConfigError, match=message):
         gaussian.wasserstein2(*arguments)
+
+
+@pytest.mark.parametrize("held", [1, 8, 40])
+@pytest.mark.parametrize("rho", [0.0, 0.6])
+def test_steps_summed_in_parts_give_the_same_law(held, rho, monkeypatch):
+    run = {"step_size": np.linspace(0.1, 0.02, 22), "local_steps": 11, "num_rounds": 2, "correlation": rho}
+    whole = gaussian.law(*federation(), **run)
+    monkeypatch.setattr("fald.theory.gaussian._CHUNK", held)
+    parts = gaussian.law(*federation(), **run)
+    np.testing.assert_allclose(parts.mean, whole.mean, rtol=1e-12)
+    np.testing.assert_allclose(parts.covariance, whole.covariance, rtol=1e-12, atol=1e-15)
+
+
+def test_what_is_not_given_is_the_default():
+    """Full participation, no shared noise, temperature 1, from zero and from a single point."""
+    run = {"step_size": 0.1, "local_steps": 3, "num_rounds": 2}
+    found = gaussian.law(*federation(), **run)
+    d = found.mean.shape[1]
+    told = gaussian.law(
+        *federation(), **run, temperature=1.0, correlation=0.0, participation=full(), noise="realised",
+        initial_position=np.zeros(d), initial_covariance=np.zeros((d, d)),
+    )  # fmt: skip
+    np.testing.assert_array_equal(found.mean, told.mean)
+    np.testing.assert_array_equal(found.covariance, told.covariance)
+    np.testing.assert_array_equal(found.mean[0], 0)
+    np.testing.assert_array_equal(found.covariance[0], 0)
+    none = gaussian.law(*federation(), **run | {"num_rounds": 0})
+    assert (none.mean.shape, none.covariance.shape) == ((1, d), (1, d, d))
+    with pytest.raises(ConfigError, match="num-rounds"):
+        gaussian.law(*federation(), **run | {"num_rounds": -1})

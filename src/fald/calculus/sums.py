@@ -2,7 +2,7 @@
 
 A posterior of many rows has a mode that float32 cannot resolve. Rows are taken part by part and added up as
 they come, so that memory does not grow with their number. Models that know a row through linear predictors
-alone say so (``fald.problem.model.predicted``), and are summed up by ``fald.calculus.predicted``; all others
+alone say so (``fald.models.predicted``), and are summed up by ``fald.calculus.predicted``; all others
 are compiled.
 """
 

@@ -66,7 +66,8 @@ class FALD(Method):
 
     def split(self) -> tuple[Self, dict[str, Any]]:
         """Apart: K, τ, ρ, the norm of clipping, η or its schedule. What shapes the computation stays."""
-        own = callable(self.step_size) and not is_data(self.step_size)
+        size: Any = self.step_size
+        own = callable(size) and not is_data(size)
         names = ["temperature", "correlation"]
         names += [] if own else ["step_size"]
         names += [] if self.clip_norm is None else ["clip_norm"]
@@ -74,7 +75,7 @@ class FALD(Method):
         skeleton = replace(
             self,
             local_steps=1,
-            step_size=OwnFunction(self.step_size) if own else 1.0,
+            step_size=OwnFunction(size) if own else 1.0,
             temperature=float(self.temperature > 0),
             correlation=float(self.correlation if self.correlation in (0, 1) else 0.5),
             clip_norm=None if self.clip_norm is None else 1.0,

@@ -30,7 +30,7 @@ from fald.langevin.noise import NoiseScale
 from fald.langevin.registry import by_name, participants
 from fald.langevin.safety import check_noise
 from fald.privacy.protection import Protection, secret_words
-from fald.problem.data import FederatedData
+from fald.problem.data import FederatedData, remarks
 from fald.problem.model import Model, check_model
 from fald.results.diagnostics import STEP_LIMIT
 from fald.results.positions import positions as found_positions
@@ -207,6 +207,8 @@ def sample(
         check_schedule(about.step_size, num_rounds * about.local_steps - 1)
     key, seed = as_key(rng_key)
     check_model(model, data)
+    for said in remarks(data, about.batch_size, private=privacy is not None):
+        warnings.warn(said, stacklevel=2)
     engine = InProcess() if engine is None else engine
     answers = engine.gather(method, model, data) if about.reveals.preparation else {}
     method = method.prepare(model, data, answers)

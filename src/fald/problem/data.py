@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from fald.core.errors import ConfigError, DataError
-from fald.core.types import PyTree
+from fald.core.types import PyTree, float_dtype
 from fald.problem.encoding import (
     Categories,
     Scaling,
@@ -335,3 +335,42 @@ def _by_text(named: Mapping[Any, Any]) -> dict[str, Any]:
             hint="a column that mixes numbers and text gives such names",
         )
     return texts
+
+
+_DIGITS = 1e5  # of about 1e7 that float32 has
+_LOOKED_AT = 1000
+
+
+def remarks(data: FederatedData, batch_size: int | None, *, private: bool = False) -> list[str]:
+    """Sentences on what a run will do with the rows that its user may not expect; none on private values.
+
+    Examples
+    --------
+    >>> remarks(FederatedData.from_arrays({"a": np.ones((5, 1)), "b": np.ones((9, 1))}), batch_size=8)[0][:54]
+    "batch-size 8 is more than the 5 rows of client 'a': su"
+    """
+    found = []
+    small = [name for name, size in zip(data.names, data.sizes) if batch_size and size < batch_size]
+    if small:
+        others = f" and {len(small) - 1} others" if len(small) > 1 else ""
+        rows = int(data.sizes[data.names.index(small[0])])
+        found.append(
+            f"batch-size {batch_size} is more than the {rows} rows of client {small[0]!r}{others}: such a "
+            "client takes all of its rows in every step"
+        )
+    if private or not data.present or float_dtype() == np.float64:
+        return found
+    for array in jax.tree.leaves(data.rows):
+        if array.dtype == np.float64 and array.size:
+            taken = np.linspace(0, len(array) - 1, min(len(array), _LOOKED_AT)).astype(int)
+            some = np.asarray(array[taken]).reshape(len(taken), -1)
+            size, spread = np.abs(some).max(axis=0), some.std(axis=0)
+            lost = (spread > 0) & (size > _DIGITS * spread)
+            if lost.any():
+                column = int(np.argmax(lost))
+                found.append(
+                    f"rows of float64 are used as float32, which loses digits: a column has values up to "
+                    f"{size[column]:.3g} that differ by {spread[column]:.3g} or so; subtract its mean, or "
+                    "set jax.config.update('jax_enable_x64', True)"
+                )
+    return found

@@ -221,10 +221,18 @@ class Model:
     origin: str = ""
 
     def __post_init__(self):
-        leaves = jax.tree.leaves(self.initial_position)
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self.initial_position)
         if not leaves:
             raise DataError("initial_position has no parameters", hint="give a pytree of floating arrays")
-        for array in map(np.asarray, leaves):
+        for path, leaf in leaves:
+            array = np.asarray(leaf)
+            if array.dtype.kind not in "fiub":
+                kind = type(leaf).__name__
+                raise DataError(
+                    f"initial_position must hold numbers alone; {_path_name(path)} is a {kind}",
+                    hint="give the arrays of a module and put the rest back in loglikelihood_fn; with "
+                    "Equinox: params, static = eqx.partition(module, eqx.is_inexact_array), then eqx.combine",
+                )
             if not (np.issubdtype(array.dtype, np.floating) and np.all(np.isfinite(array))):
                 raise DataError(
                     f"initial_position must hold finite floating numbers; got {array.dtype} {array!r}",

@@ -7,11 +7,12 @@ from fald.problem.families.mlp import mlp_classifier
 from fald.problem.families.poisson import poisson_regression
 from fald.problem.families.softmax import softmax_regression
 from fald.problem.from_numpyro import from_numpyro
-from fald.problem.model import Bounds, Model, bounded, reads, takes_rows
+from fald.problem.model import Bounds, Model, Predictor, bounded, predicted, reads, takes_rows
 
 __all__ = [
     "Bounds",
     "Model",
+    "Predictor",
     "bounded",
     "from_numpyro",
     "gaussian_location",
@@ -19,6 +20,7 @@ __all__ = [
     "logistic_regression",
     "mlp_classifier",
     "poisson_regression",
+    "predicted",
     "reads",
     "softmax_regression",
     "takes_rows",

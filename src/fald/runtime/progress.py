@@ -59,7 +59,8 @@ class Progress:
             rest = f"; at most {left:,.0f} s left" if done < self.total else ""
             print(f"{self.unit} {done}: {note}{rest}", file=sys.stderr, flush=True)
             return
-        note = f"{rate:,.0f} {self.unit}s/s, {note}"
+        speed = f"{rate:,.0f} {self.unit}s/s" if rate >= 1 else f"{1 / max(rate, 1e-9):,.3g} s a {self.unit}"
+        note = f"{speed}, {note}"
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=done, note=note)
         elif now - self.last_line >= 10 or done == self.total:

@@ -7,6 +7,7 @@ what a process spends after the last look before its end is missed. Sites are pa
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import socket
@@ -16,7 +17,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def _measured(engine: str, begin: Callable[..., Path], count: int) -> dict[str, 
             rounds = _rounds(out)
         finally:
             costs.stop()
-    later = [b - a for a, b in pairwise(rounds)]
+    later = [b - a for a, b in itertools.pairwise(rounds)]
     return {
         "engine": engine,
         "sites": count,

@@ -1,0 +1,422 @@
+"""Accountants, ledgers and searches one by one, where all rows are used and everything has a closed form."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from fald.core.errors import ConfigError, PrivacyError
+from fald.privacy import (
+    Budget,
+    Ledger,
+    RunSettings,
+    account,
+    calibrate,
+    pareto_front,
+    step_noise,
+    step_profile,
+)
+from fald.privacy.accountant import _plain
+from fald.privacy.accountants import Releases
+from fald.privacy.compose import repeated
+from fald.privacy.pld import NoGridError, PldSteps, _anchors, _discretised
+from fald.privacy.rdp import RdpSteps, _integrated_log_moment, _rounding_grid
+from fald.settings.participation import with_replacement, without_replacement
+
+DELTA = 1e-5
+
+
+def run(**changes):
+    given = {"sizes": [100, 300], "local_steps": 2, "num_rounds": 6, "step_size": 1e-3, "clip_norm": 0.2}
+    return RunSettings(**{**given, **changes})
+
+
+def gaussian_delta(epsilon, mu):
+    return norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+
+
+# -- one step -------------------------------------------------------------------------------------------
+
+
+def hockey_stick(epsilon, z, q):
+    """∫ max(0, a − e^ε b) of a = (1−q)N(0,z²) + qN(1,z²) and b = N(0,z²), the other way round below zero."""
+
+    def a(x):
+        return (1 - q) * norm.pdf(x, 0, z) + q * norm.pdf(x, 1, z)
+
+    def b(x):
+        return norm.pdf(x, 0, z)
+
+    pair = (a, b) if epsilon >= 0 else (b, a)
+    reach = np.linspace(-9 * z, 1 + 9 * z, 40)
+    return sum(
+        quad(lambda x: max(0.0, pair[0](x) - math.exp(epsilon) * pair[1](x)), lo, hi, limit=200)[0]
+        for lo, hi in itertools.pairwise(reach)
+    )
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, -0.1, 0.0, 0.3, 1.5])
+@pytest.mark.parametrize(("z", "q"), [(0.7, 1.0), (0.7, 0.3), (2.0, 0.05)])
+def test_the_profile_of_a_step_is_its_integral(epsilon, z, q):
+    found = float(step_profile(epsilon, z, q))
+    assert found == pytest.approx(hockey_stick(epsilon, z, q), abs=1e-7)
+
+
+def test_profiles_far_out_are_those_of_logarithms():
+    for z, q in ((0.05, 0.2), (0.02, 1.0)):
+        for epsilon in (29.999, 30.001, 60.0):
+            x = epsilon + math.log1p(-(1 - q) * math.exp(-epsilon)) - math.log(q)
+            expected = q * (norm.cdf(0.5 / z - x * z) - math.exp(x + norm.logcdf(-0.5 / z - x * z)))
+            assert float(step_profile(epsilon, z, q)) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("z", "q"), [(0.8, 1.0), (1.5, 0.1)])
+def test_a_step_on_a_grid_is_no_better_than_itself(z, q):
+    interval = 0.01
+    probs, lower, infinity = _discretised(z, q, "without-replacement", interval)
+    assert probs.sum() + infinity == pytest.approx(1, abs=1e-9)
+    losses = (np.arange(probs.size) + lower) * interval
+    for epsilon in (0.0, 0.05, 0.4, 1.0):
+        over = losses > epsilon
+        delta = float(np.sum(probs[over] * -np.expm1(epsilon - losses[over]))) + infinity
+        exact = float(step_profile(epsilon, z, q))
+        assert exact - 1e-12 <= delta <= exact + 1e-4
+
+
+@pytest.mark.parametrize("z", [0.6, 4.0])
+def test_orders_above_the_theorem_are_integrated(z):
+    """(α−1)D_α from densities, in either order of the two data sets."""
+    q = 0.2
+    orders = np.array([2.0, 3.0, 6.0])
+    found = _integrated_log_moment(orders, z, q)
+    x = np.linspace(-30 * z, 1 + 30 * z, 400_001)
+    ratio = np.log1p(q * np.expm1((2 * x - 1) / (2 * z**2)))
+    for order, moment in zip(orders, found):
+        exact = math.log(np.trapezoid(np.exp(order * ratio) * norm.pdf(x, 0, z), x))
+        assert exact <= moment * (1 + 1e-9)
+        assert moment <= 1.3 * exact + 1e-3  # the other order of the two is no worse than this
+    closed = orders * (orders - 1) / (2 * z**2)
+    np.testing.assert_allclose(_integrated_log_moment(orders, z, 1.0), closed, rtol=1e-4)
+
+
+def releases(z, counts=None, rows=10, size=10, sampling="without-replacement"):
+    z = np.atleast_1d(np.asarray(z, float))
+    return Releases(z, np.ones(z.size) if counts is None else np.asarray(counts), rows, size, sampling, DELTA)
+
+
+def test_renyi_steps_on_all_rows_are_closed_forms():
+    steps = RdpSteps(releases([2.0, 3.0]), total=lambda s: s.step(2.0))
+    loss = steps.step(2.0)
+    np.testing.assert_allclose(loss.log_moment, 0.5 * steps.orders * (steps.orders - 1) / 4)
+    assert (loss.infinity, loss.factors, loss.transform.size) == (0.0, 1.0, 0)
+    # between two multipliers the lower one counts, below all of them the step itself
+    np.testing.assert_array_equal(steps.step(2.9).log_moment, loss.log_moment)
+    np.testing.assert_allclose(steps.step(1.0).log_moment, 0.5 * steps.orders * (steps.orders - 1))
+    composed = repeated(loss, 9)
+    epsilon, order = steps.epsilon(composed, DELTA), steps.precision(composed, DELTA)[1]
+    mu = 3 / 2
+    exact = brentq(lambda e: gaussian_delta(e, mu) - DELTA, 0, 50)
+    assert exact <= epsilon <= 1.2 * exact
+    by_order = 0.5 * steps.orders * mu**2 + np.log1p(-1 / steps.orders)
+    by_order -= np.log(DELTA * steps.orders) / (steps.orders - 1)
+    assert epsilon == pytest.approx(by_order.min(), rel=1e-9)
+    assert order == steps.orders[by_order.argmin()]
+    assert math.isnan(steps.precision(composed, DELTA)[0])
+    assert DELTA * 0.99 <= steps.delta(composed, epsilon) <= DELTA * 1.01
+    lost = loss._replace(log_moment=np.full(steps.orders.size, math.inf))
+    assert steps.epsilon(lost, DELTA) == math.inf
+    assert steps.delta(lost, 1.0) == 1.0
+
+
+def test_multipliers_are_rounded_down_onto_a_grid():
+    few = np.array([1.0, 1.5, 4.0])
+    np.testing.assert_array_equal(_rounding_grid(few, 3), few)
+    many = np.linspace(1.0, 4.0, 50)
+    grid = _rounding_grid(many, 10)
+    assert grid[0] == 1.0
+    assert grid[-1] == pytest.approx(4.0)
+    np.testing.assert_allclose(np.diff(np.log(grid)), math.log(4) / 9)
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.5])
+def test_loss_distributions_on_all_rows_are_those_of_a_gaussian(mu):
+    count = 16
+    z = math.sqrt(count) / mu
+    steps = PldSteps(releases(z, [count]), total=lambda s: repeated(s.step(z), count))
+    loss = repeated(steps.step(z), count)
+    exact = brentq(lambda e: gaussian_delta(e, mu) - DELTA, 0, 50)
+    assert exact <= steps.epsilon(loss, DELTA) <= exact * 1.002
+    for epsilon in (0.0, 0.5 * exact, exact):
+        delta = gaussian_delta(epsilon, mu)
+        assert delta * (1 - 1e-9) <= steps.delta(loss, epsilon) <= delta * 1.01
+    assert steps.epsilon(loss, 0.99) == 0.0
+    assert steps.epsilon(loss, 1e-300) == math.inf
+    assert steps.precision(loss, DELTA)[0] == steps.interval
+    # between two multipliers an upper bound that is near
+    wide = PldSteps(releases([z, 1.3 * z], [8, 8]), total=lambda s: repeated(s.step(z), count))
+    for between in (1.05 * z, 1.15 * z, 1.25 * z):
+        found = wide.epsilon(repeated(wide.step(between), count), DELTA)
+        mid = brentq(lambda e, b=between: gaussian_delta(e, math.sqrt(count) / b) - DELTA, 0, 50)
+        assert mid <= found <= 1.1 * mid
+    outside = wide.epsilon(repeated(wide.step(2 * z), count), DELTA)
+    assert outside == pytest.approx(brentq(lambda e: gaussian_delta(e, mu / 2) - DELTA, 0, 50), rel=0.02)
+
+
+def test_losses_that_no_grid_holds_are_refused():
+    with pytest.raises(NoGridError):
+        PldSteps(releases(1e-4), total=lambda s: s.step(1e-4))
+    instead = account(run(step_size=1e7), delta=DELTA)  # by Rényi divergences
+    assert np.all(np.isfinite(instead.epsilon))
+    assert np.all(np.isfinite(instead.rdp_order))
+
+
+def test_few_multipliers_are_kept_and_many_are_covered():
+    few = np.linspace(1, 2, 32)
+    for sampling, fraction in (("without-replacement", 0.1), ("poisson", 0.1)):
+        anchors, between = _anchors(few, sampling, fraction)
+        np.testing.assert_array_equal(anchors, few)
+        assert between
+    many = np.linspace(1, 2, 500)
+    for sampling, fraction, ratio in (
+        ("without-replacement", 0.1, 1.02), ("poisson", 1.0, 1.02), ("poisson", 0.1, 1.005),
+    ):  # fmt: skip
+        anchors, between = _anchors(many, sampling, fraction)
+        assert between is (ratio == 1.02)
+        assert (anchors[0], anchors[-1]) == (1.0, 2.0)
+        assert np.max(anchors[1:] / anchors[:-1]) <= ratio * (1 + 1e-12)
+        assert anchors.size == math.ceil(math.log(2) / math.log(ratio)) + 1
+    narrow = np.linspace(1, 1.0001, 40)
+    assert _anchors(narrow, "without-replacement", 0.1)[0].size == 2
+
+
+# -- ledgers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheduled", [False, True], ids=["constant", "schedule"])
+def test_a_ledger_answers_in_any_order(scheduled):
+    eta = 1e-3 / (1 + np.arange(12.0)) if scheduled else 1e-3
+    ledger = Ledger(run(step_size=eta), delta=DELTA, method="rdp")
+    alone = [Ledger(run(step_size=eta), delta=DELTA, method="rdp").worst(r) for r in range(7)]
+    assert alone[0] == 0
+    assert all(a < b for a, b in itertools.pairwise(alone))
+    for rounds in (3, 6, 2, 2, 5, 0, 1):
+        assert ledger.worst(rounds) == pytest.approx(alone[rounds], rel=1e-12)
+    assert ledger.worst() == pytest.approx(alone[6], rel=1e-12)
+    for budget, rounds in ((alone[4], 4), (alone[4] * (1 - 1e-9), 3), (0.0, 0), (alone[1], 1), (99.0, 6)):
+        assert ledger.max_rounds(budget) == rounds
+    for wrong in (-1, 7):
+        with pytest.raises(ConfigError, match="between 0 and 6"):
+            ledger.epsilon(wrong)
+    assert ledger.delta_at(alone[3], 3)[0] == pytest.approx(DELTA, rel=1e-6)
+    assert ledger.epsilon().shape == (2,)
+    assert ledger.worst() == ledger.epsilon()[0] > ledger.epsilon()[1]
+
+
+def test_the_client_that_loses_most_decides_how_many_rounds():
+    for sizes in ([100, 300], [300, 100], [300, 100, 200]):
+        ledger = Ledger(run(sizes=sizes), delta=DELTA, method="rdp")
+        each = [
+            max(r for r in range(7) if ledger.epsilon(r)[c] <= ledger.worst(3)) for c in range(len(sizes))
+        ]
+        assert ledger.max_rounds(ledger.worst(3)) == min(each) == 3
+
+
+def test_reports_say_what_they_rest_on():
+    ledger = Ledger(run(num_chains=2, participation=with_replacement(2)), delta=DELTA, method="rdp")
+    report = ledger.report(4)
+    assert report.settings.num_rounds == 4
+    assert report.worst == ledger.worst(4)
+    assert report.worst_client == 0
+    np.testing.assert_allclose(report.rounds_taken_part, ledger.noise.inclusion * 8)
+    assert np.all(np.isnan(report.grid_interval))
+    assert np.all(np.isfinite(report.rdp_order))
+    told = report.to_dict()
+    assert told["epsilon"] == report.worst
+    assert told["sampling"] == "all rows"
+    assert [c["rows"] for c in told["clients"]] == [100, 300]
+    assert told["clients"][1]["epsilon"] == report.epsilon[1]
+    assert told["clients"][0]["grid_interval"] is None
+    assert told["settings"]["sensitivity"] == 0.4
+    assert told["settings"]["num_rounds"] == 4
+    eta = 1e-3 / (1 + np.arange(12.0))
+    falling = Ledger(run(step_size=eta, batch_size=50), delta=DELTA, method="rdp").report(2).to_dict()
+    assert falling["settings"]["step_size_least"] == eta[3]
+    assert falling["settings"]["step_size_largest"] == eta[0]
+    assert falling["sampling"] == "without-replacement"
+    least = step_noise(run(step_size=eta, batch_size=50)).multiplier[:, :4].min(axis=1)
+    assert falling["clients"][1]["noise_multiplier"] == pytest.approx(least[1])
+    assert [_plain(x) for x in (1.5, math.nan, math.inf)] == [1.5, None, "infinite"]
+
+
+def test_tables_of_draws_have_their_shapes():
+    drawn = run(sizes=[100] * 3, participation=without_replacement(2), num_chains=2)
+
+    def epsilon(times, settings=drawn, **options):
+        how = {"delta": DELTA, "method": "rdp", "participation": "realised"}
+        return account(settings, times_drawn=times, **{**how, **options})
+
+    table = np.zeros((2, 6, 3), int)
+    table[0, :4, 0] = table[1, :2, 0] = table[0, 0, 1] = 1
+    counts = epsilon([6, 1, 0])
+    found = epsilon(table)
+    np.testing.assert_allclose(found.epsilon, counts.epsilon, rtol=1e-12)
+    np.testing.assert_array_equal(found.rounds_taken_part, [6, 1, 0])
+    assert found.epsilon[2] == 0.0
+    assert found.epsilon[0] > found.epsilon[1] > 0
+    one = replace(drawn, num_chains=1)
+    np.testing.assert_allclose(epsilon(table[0], one).epsilon, epsilon(table[:1], one).epsilon)
+    assert epsilon([12, 12, 0]).rounds_taken_part.tolist() == [12, 12, 0]
+    for wrong, words in (
+        ([13, 0, 0], "between 0 and 12"), ([-1, 0, 0], "between 0 and 12"), (table[0], "shape"),
+        (table - 1, "whole numbers"), (table * 0.5, "whole numbers"), (2 * table, "more often"),
+        (table[:, :, :2], "shape"), (None, "needs times-drawn"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=words):
+            epsilon(wrong)
+    for twice in ({"noise": "realised"}, {"step_size": 1e-3 / (1 + np.arange(12.0)), "noise": "paper"}):
+        with pytest.raises(ConfigError, match="not enough"):
+            epsilon([1, 1, 0], replace(drawn, participation=with_replacement(2), **twice))
+    part = replace(drawn, participation=with_replacement(2), noise="paper")
+    np.testing.assert_allclose(epsilon(2 * table, part).epsilon, epsilon(table, part).epsilon)
+    with pytest.raises(ConfigError, match="more often"):
+        epsilon(3 * table, part)
+    everybody = replace(drawn, participation=None)
+    half = np.ones((2, 6, 3), int)
+    half[:, 3:] = 0
+    assert epsilon(half, everybody).epsilon[0] < epsilon(None, everybody).epsilon[0]
+    with pytest.raises(ConfigError, match="only read"):
+        account(drawn, delta=DELTA, times_drawn=table)
+
+
+def test_poisson_needs_a_norm_only_where_there_are_batches():
+    free = run(clip_norm=None, sensitivity=0.4)
+    assert account(free, delta=DELTA, method="rdp", sampling="poisson").worst > 0
+    with pytest.raises(PrivacyError, match="norm of a row"):
+        account(replace(free, batch_size=10), delta=DELTA, method="rdp", sampling="poisson")
+
+
+# -- searches -------------------------------------------------------------------------------------------
+
+
+def spent(settings):
+    return account(settings, delta=DELTA, method="rdp").worst
+
+
+def test_the_largest_correlation_step_and_rounds_keep_the_budget_and_no_more():
+    base = run()
+    budget = Budget(2 * spent(base), DELTA)
+    how = {"method": "rdp"}
+    rho = calibrate(budget, base, vary="correlation", **how)
+    assert not rho.at_limit
+    assert spent(replace(base, correlation=rho.value)) <= budget.epsilon
+    assert spent(replace(base, correlation=math.sqrt(1 - 0.99 * (1 - rho.value**2)))) > budget.epsilon
+    held = calibrate(budget, base, vary="correlation", most=0.2, **how)
+    assert (held.value, held.at_limit) == (0.2, True)
+    for first in (1e-3, 1e-1):
+        eta = calibrate(budget, run(step_size=first), vary="step-size", **how)
+        assert spent(run(step_size=eta.value)) <= budget.epsilon < spent(run(step_size=1.005 * eta.value))
+        assert (eta.vary, eta.at_limit) == ("step_size", False)
+    held = calibrate(budget, base, vary="step_size", most=1.5e-3, **how)
+    assert held.at_limit
+    assert held.value == pytest.approx(1.5e-3)
+    assert held.value <= 1.5e-3
+    rounds = calibrate(budget, base, vary="num_rounds", **how)
+    assert spent(run(num_rounds=rounds.value)) <= budget.epsilon < spent(run(num_rounds=rounds.value + 1))
+    for most, limited in ((rounds.value, True), (rounds.value + 1, False), (rounds.value - 1, True)):
+        found = calibrate(budget, base, vary="num_rounds", most=most, **how)
+        assert (found.value, found.at_limit) == (min(most, rounds.value), limited)
+    tight = Budget(0.5 * spent(run(num_rounds=1)), DELTA)
+    for vary in ("correlation", "num_rounds"):
+        with pytest.raises(PrivacyError, match="the least ε is"):
+            calibrate(tight, base, vary=vary, **how)
+
+
+def test_the_most_participants_are_found_from_above():
+    base = run(sizes=[100] * 4, participation=without_replacement(1), noise="paper")
+    each = [spent(replace(base, participation=without_replacement(s))) for s in range(1, 5)]
+    assert each == sorted(each)
+    how = {"vary": "num_participants", "method": "rdp"}
+    for number in range(1, 5):
+        found = calibrate(Budget(each[number - 1], DELTA), base, **how)
+        assert (found.value, found.at_limit) == (number, number == 4)
+    held = calibrate(Budget(each[3], DELTA), base, most=2, **how)
+    assert (held.value, held.at_limit) == (2, True)
+    with pytest.raises(PrivacyError, match=f"least ε is {each[0]:.4g}"):
+        calibrate(Budget(0.99 * each[0], DELTA), base, **how)
+    front = pareto_front(Budget(1.01 * each[1], DELTA), base, method="rdp", tolerance=0.05)
+    assert [p.num_participants for p in front] == [1, 2, 3, 4]
+    assert [p.correlation is None for p in front] == [False, False, True, True]
+    assert front[2].epsilon == pytest.approx(each[2])
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0.0, DELTA), (-1.0, DELTA), (math.inf, DELTA), (1.0, 0.0), (1.0, 1.0)]
+)
+def test_budgets_have_ranges(epsilon, delta):
+    with pytest.raises(ConfigError, match="must be"):
+        Budget(epsilon, delta)
+    with pytest.raises(ConfigError, match="must be"):
+        calibrate((epsilon, delta), run(), vary="num_rounds")
+
+
+def test_searches_refuse_what_they_cannot_do():
+    good = Budget(1.0, DELTA)
+    for tolerance in (0.0, 1.0):
+        with pytest.raises(ConfigError, match="tolerance"):
+            calibrate(good, run(), vary="num_rounds", tolerance=tolerance)
+    with pytest.raises(ConfigError, match="where clients are drawn"):
+        calibrate(good, run(), vary="num_participants")
+    with pytest.raises(ConfigError, match="vary must be one of"):
+        calibrate(good, run(), vary="temperature")
+    with pytest.raises(ConfigError, match="no realised participation"):
+        calibrate(good, run(), vary="num_rounds", participation="realised")
+
+
+# -- while it runs --------------------------------------------------------------------------------------
+
+
+def guarded(protection_changes=None, rounds=10, lost=0, kept=None):
+    from fald.langevin.fald import fald
+    from fald.langevin.guard import Guard
+    from fald.privacy.protection import Protection
+    from fald.settings.participation import full
+
+    problem = SimpleNamespace(
+        method=fald(local_steps=2, step_size=1e-3, clip_norm=0.2), participation=full(),
+        data=SimpleNamespace(sizes=np.array([100, 300]), names=("a", "b")), num_chains=1, num_warmup=3,
+        num_kept=kept or (lambda rounds: rounds), model=SimpleNamespace(sensitivity_fn=None),
+    )  # fmt: skip
+    return Guard(Protection(DELTA, method="rdp", **(protection_changes or {})), problem, rounds, lost)
+
+
+def test_a_guard_reads_from_above_and_ends_a_run_in_time():
+    free = guarded(rounds=100)
+    exact = [free.ledger.worst(r) for r in range(101)]
+    for r in (0, 1, 2, 7, 50, 99, 100, 101):
+        shown = free.epsilon(r)
+        assert shown >= exact[min(r, 100)]
+        assert shown <= exact[min(100, max(1, r) + 3)]
+    assert free.epsilon(100) == exact[100]
+    stopped = guarded({"max_epsilon": exact[5]}, rounds=10)
+    assert stopped.num_rounds == 5
+    assert "after round 5 of 10" in str(stopped.exceeded(10))
+    stopped.rounds_begun = 2
+    told = stopped.statement().data
+    assert told["epsilon"] == pytest.approx(exact[2], rel=1e-6)
+    for kept, refused in ((lambda r: r - 5, True), (lambda r: r - 4, False)):
+        if refused:
+            with pytest.raises(PrivacyError, match="before its first draw is kept"):
+                guarded({"max_epsilon": exact[5]}, kept=kept)
+        else:
+            assert guarded({"max_epsilon": exact[5]}, kept=kept).num_rounds == 5
+    with pytest.raises(PrivacyError, match="does not allow one more round"):
+        guarded({"max_epsilon": 0.999 * exact[1]})
+    assert guarded({"max_epsilon": exact[1]}).num_rounds == 1
