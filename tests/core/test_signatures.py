@@ -32,9 +32,7 @@ EXEMPT = {
         "engines/nvflare/deployment.py",
         "engines/nvflare/kits.py",
         "engines/nvflare/process.py",
-        "site/account.py",
         "site/langevin.py",
-        "site/run.py",
     },
     "fewround": {
         "certify.py",

@@ -50,7 +50,7 @@ def simple(tmp_path, *, planned=100, max_epsilon=None, budget=10.0, run="run"):
 @pytest.mark.parametrize("colluders", [None, 0, 1, 2])
 def test_cost_is_that_of_the_accountant(tmp_path, site, colluders):
     ledger = SiteLedger(tmp_path / "ledger.jsonl")
-    open_account(ledger, "run", tmp_path, study(), SIZES, site, colluders=colluders).begin()
+    open_account(ledger, "run", tmp_path, study(), sizes=SIZES, site=site, colluders=colluders).begin()
     settings = RunSettings(
         sizes=SIZES, local_steps=2, num_rounds=50, step_size=STEP, num_chains=2, clip_norm=1.0
     )
@@ -64,7 +64,7 @@ def test_cost_does_not_count_on_chance(tmp_path):
     """A site that is drawn is charged for it, whatever the odds were."""
     some = {"participation": "without-replacement", "num-participants": 2, "allow-unequal": True}
     ledger = SiteLedger(tmp_path / "ledger.jsonl")
-    open_account(ledger, "run", tmp_path, study(some), SIZES, 0).begin()
+    open_account(ledger, "run", tmp_path, study(some), sizes=SIZES, site=0).begin()
     assert ledger.charged("run").rounds == 67
     settings = RunSettings(
         sizes=SIZES,
@@ -84,8 +84,8 @@ def test_cost_does_not_count_on_chance(tmp_path):
 def test_a_decaying_step_is_charged_at_its_first(tmp_path):
     decay = study({"step-size": {"smoothness": 5e4, "strong-convexity": 1e4}})
     ledger = SiteLedger(tmp_path / "ledger.jsonl")
-    open_account(ledger, "decay", tmp_path, decay, SIZES, 0).begin()
-    open_account(ledger, "constant", tmp_path, study(), SIZES, 0).begin()
+    open_account(ledger, "decay", tmp_path, decay, sizes=SIZES, site=0).begin()
+    open_account(ledger, "constant", tmp_path, study(), sizes=SIZES, site=0).begin()
     assert ledger.charged("decay").epsilon == ledger.charged("constant").epsilon
 
 
@@ -182,7 +182,7 @@ def test_rounding_errors_do_not_end_a_study(tmp_path):
 
 def test_a_limit_below_one_release_charges_nothing(tmp_path):
     ledger = SiteLedger(tmp_path / "ledger.jsonl")
-    one = open_account(ledger, "run", tmp_path, study(max_epsilon=1e-3), SIZES, 0)
+    one = open_account(ledger, "run", tmp_path, study(max_epsilon=1e-3), sizes=SIZES, site=0)
     one.begin()
     assert ledger.charged("run").epsilon == 0.0
     with pytest.raises(PrivacyError, match="is spent"):
@@ -220,8 +220,10 @@ def test_studies_that_a_site_cannot_account_for_are_refused(changed, message):
 def test_what_runs_is_what_is_accounted_for(tmp_path):
     """Options set what the keys of the section leave out."""
     ledger = SiteLedger(tmp_path / "ledger.jsonl")
-    open_account(ledger, "hot", tmp_path, study(), SIZES, 0).begin()
-    open_account(ledger, "cold", tmp_path, study({"options": {"temperature": 0.25}}), SIZES, 0).begin()
+    open_account(ledger, "hot", tmp_path, study(), sizes=SIZES, site=0).begin()
+    open_account(
+        ledger, "cold", tmp_path, study({"options": {"temperature": 0.25}}), sizes=SIZES, site=0
+    ).begin()
     assert ledger.charged("cold").epsilon > 1.5 * ledger.charged("hot").epsilon
 
 
@@ -237,7 +239,9 @@ def test_methods_without_accounting_are_refused(method):
 def test_unbounded_gradients_are_refused(tmp_path):
     tree = {**TREE, "sampler": {k: v for k, v in TREE["sampler"].items() if k != "clip-norm"}}
     with pytest.raises(PrivacyError, match="sensitivity is infinite"):
-        open_account(SiteLedger(tmp_path / "l"), "run", tmp_path, make_study(tree, "test"), SIZES, 0).begin()
+        open_account(
+            SiteLedger(tmp_path / "l"), "run", tmp_path, make_study(tree, "test"), sizes=SIZES, site=0
+        ).begin()
 
 
 def test_weights_must_be_those_that_were_accounted_for():

@@ -132,9 +132,9 @@ def open_account(
     run: str,
     folder: Path,
     study: Study,
+    *,
     sizes: Sequence[int],
     site: int,
-    *,
     sensitivity: float | None = None,
     colluders: int | None = None,
 ) -> Account:

@@ -98,7 +98,9 @@ def study_digest(tree: Mapping[str, Any]) -> str:
 class SiteRun:
     """One run at one site: its rows, its keys, and what it has answered."""
 
-    def __init__(self, site: Owner, folder: Path, about: dict[str, Any], study: Study, data: FederatedData):
+    def __init__(
+        self, site: Owner, folder: Path, about: dict[str, Any], *, study: Study, data: FederatedData
+    ):
         frozen = Frozen.read(folder)
         assert frozen is not None
         self.site, self.folder, self.about, self.study, self.data = site, folder, about, study, data
@@ -159,8 +161,8 @@ class SiteRun:
                 f"{self.about['run']}-{self.frozen.study[:16]}",
                 self.folder,
                 self.study,
-                self.frozen.sizes,
-                self._place,
+                sizes=self.frozen.sizes,
+                site=self._place,
                 sensitivity=bounded_sensitivity(self.model, self.data),
                 colluders=limits.colluders if self.frozen.secure else None,
             )

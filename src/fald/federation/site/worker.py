@@ -248,8 +248,8 @@ class SiteWorker:
                     hint="begin a new run, without --resume",
                 )
         (known or now._replace(secret=secrets.token_hex(32))).save(folder)
-        run = SiteRun(self._owner, folder, {"run": v["run"], "session": v["session"], "study": v["study"]},
-                      study, data)  # fmt: skip
+        about = {"run": v["run"], "session": v["session"], "study": v["study"]}
+        run = SiteRun(self._owner, folder, about, study=study, data=data)
         run.introduce()
         self._run = run
         offered = run.offer()
@@ -372,7 +372,7 @@ class SiteWorker:
             set_precision(study)
             with about_rows():
                 data = self._rows(study)
-            mine = SiteRun(self._owner, folder, about, study, data)
+            mine = SiteRun(self._owner, folder, about, study=study, data=data)
             mine.restore()
             self._run = mine
         set_precision(mine.study)  # another study may have been looked at since
