@@ -3,6 +3,9 @@
 ``tolerance`` runs a study, then replays its server on the same sums in processes with other kernels of BLAS,
 NumPy and XLA, and says by how much their requests differ, relative to the largest number of each array.
 ``cost`` runs a federation of workers in this process over their real messages, with and without the audit.
+``replay`` says what it takes to bring a server to each request again, as a new process must.
+``grid`` runs ``fald.fit`` with and without the grid to which sites round, and compares both with NUTS; its
+lines are kept in ``benchmarks/rounds/results/grid.jsonl``.
 """
 
 from __future__ import annotations
@@ -36,6 +39,9 @@ VARIANTS = {
     },
 }
 STUDIES = ("indo", "opt", "bacteria", "breast-cancer-31", "quine")
+GRID_STUDIES = (
+    "wilms", "indo", "bacteria", "insurance", "breast-cancer-11", "lung", "respiratory", "unequal-scales",
+)  # fmt: skip
 
 
 def record(name: str, curvature: bool, path: Path) -> None:
@@ -166,16 +172,61 @@ def cost(num_sites: int, features: int, rows: int, audit: bool) -> dict[str, Any
     }
 
 
+def replays(name: str) -> None:
+    """CPU-seconds in which the server is brought to each request again, after what it needs was compiled."""
+    from benchmarks.rounds import studies
+    from fald.fewround.fit import few_round_settings, server_of
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.bin"
+        record(name, True, path)
+        kept = pickle.loads(path.read_bytes())
+    model = studies.load(name).model
+    settings = few_round_settings(model, accuracy="high", max_rounds=12, method="auto", curvature=True)
+    server, spent = server_of(settings, model, 0, []), []
+    began = time.process_time()
+    next(server)
+    for _, sums in kept[:-1]:
+        server.send(sums)
+        spent.append(round(time.process_time() - began, 2))
+    print(json.dumps({"study": name, "CPU-seconds to the request of rounds 2, 3, …": spent}), flush=True)
+
+
+def grid(names: list[str], seeds: int) -> None:
+    """Verdict, rounds and errors with and without rounding at the sites."""
+    from benchmarks.rounds.measure import measure
+    from fald.fewround import exchange
+
+    rounding = exchange.rounded
+    for name in names:
+        for seed in range(seeds):
+            row: dict[str, Any] = {"study": name, "seed": seed}
+            for way, rounded in (("grid", rounding), ("exact", lambda model, site, request, answer: answer)):
+                exchange.rounded = rounded
+                found = measure(name, "auto", seed)
+                kept = ("verdict", "rounds", "mean_error", "sd_error")
+                row[way] = {
+                    k: found[k] if isinstance(found[k], str | int) else round(found[k], 4) for k in kept
+                }
+            print(json.dumps(row), flush=True)
+
+
 def main() -> int:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.audit", description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("tolerance", "cost"))
-    parser.add_argument("studies", nargs="*", default=list(STUDIES))
+    parser.add_argument("what", choices=("tolerance", "cost", "grid", "replay"))
+    parser.add_argument("studies", nargs="*")
+    parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--features", type=int, default=9)
     parser.add_argument("--rows", type=int, default=200)
     given = parser.parse_args()
     if given.what == "tolerance":
-        tolerance(given.studies)
+        tolerance(given.studies or list(STUDIES))
+    elif given.what == "replay":
+        for name in given.studies or ["indo", "breast-cancer-11", "unequal-scales"]:
+            replays(name)
+    elif given.what == "grid":
+        grid(given.studies or list(GRID_STUDIES), given.seeds)
     else:
         for num_sites in (4, 20):
             for audit in (False, True, False, True):  # the first of each compiles

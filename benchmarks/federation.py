@@ -60,7 +60,7 @@ def seconds_per_round(lines: list[dict]) -> float:
 def run_alone(folder: Path, tables: dict[str, Path], study: Path) -> xr.DataTree:
     """The same study with the sites in this process, one after the other."""
     workers = {
-        name: SiteWorker(SiteSettings(name, folder / "alone" / name, data=path))
+        name: SiteWorker(SiteSettings(name, folder / "alone" / name, path, sites=tuple(tables)))
         for name, path in tables.items()
     }
     link = LocalLink({name: worker.handle for name, worker in workers.items()})

@@ -67,9 +67,14 @@ class Loopback:
         An empty folder.
     tables
         Table by site.
+    policy
+        Policy of every site; None: the default.
     """
 
-    def __init__(self, folder: Path, tables: dict[str, Path], host: str = "127.0.0.1"):
+    def __init__(
+        self, folder: Path, tables: dict[str, Path], host: str = "127.0.0.1", policy: Path | None = None
+    ):
+        self.program, self.policy = FALD, policy
         self.folder, self.tables = folder / "trial", dict(sorted(tables.items()))
         self.host, self.port = host, free_port()
         self.commands: dict[str, subprocess.Popen] = {}
@@ -82,8 +87,9 @@ class Loopback:
         )
         try:
             self.start("server", "serve", self.folder)
+            rules = [] if self.policy is None else ["--policy", self.policy]
             for site, table in self.tables.items():
-                self.start(site, "join", self.folder / "sites" / site, "--data", table)
+                self.start(site, "join", self.folder / "sites" / site, "--data", table, *rules)
             self.wait_for(self.is_complete, 600)
         except BaseException:
             self.__exit__()
@@ -104,7 +110,7 @@ class Loopback:
         self._start(name, ["federation", *arguments])
 
     def _start(self, name: str, arguments: list) -> subprocess.Popen:
-        call = [*self.prefix(name), *FALD, *map(str, arguments)]
+        call = [*self.prefix(name), *self.program, *map(str, arguments)]
         place = self.folder.parent
         self.commands[name] = start(call, place, place / f"{name}.txt", env=self.environment)
         return self.commands[name]
@@ -119,7 +125,7 @@ class Loopback:
 
     def fald(self, *arguments, code: int = 0) -> str:
         """Run a command to its end and return what it printed."""
-        call = [*self.prefix("fald"), *FALD, *map(str, arguments)]
+        call = [*self.prefix("fald"), *self.program, *map(str, arguments)]
         done = subprocess.run(call, capture_output=True, text=True, timeout=600, env=self.environment)
         if done.returncode != code:
             raise AssertionError(f"{call} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")

@@ -13,6 +13,7 @@ from fald.core.version import __version__  # noqa: E402
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["NO_COLOR"] = "1"
+os.environ["PYTHONPATH"] = str(HERE.parent / "examples" / "own-models")  # as if the package were installed
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE / "_build" / "compiled"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 

@@ -24,6 +24,10 @@ _ATTACKS = [
     )
 ]
 
+_CLASSES = [
+    "privacy/test_privacy_composition.py::test_classes_of_draws_keep_the_probability_and_round_up",
+]
+
 TESTS: dict[str, list[str]] = {
     "fald/federation/wire.py": ["federation/test_wire.py"],
     "fald/federation/site/policy.py": ["federation/test_policy.py", "federation/test_budget_borders.py"],
@@ -64,16 +68,10 @@ TESTS: dict[str, list[str]] = {
         "privacy/test_privacy_combinations.py",
         "privacy/test_privacy_refusals.py",
     ],
-    "fald/privacy/events.py": [
-        "privacy/test_privacy_composition.py::test_classes_of_draws_keep_the_probability_and_round_up",
-        "privacy/test_privacy_composition.py::test_noise_of_honest_participants_is_the_least_possible",
-        "privacy/test_privacy_composition.py::test_summed_view_of_rounds_covers_the_last_step_only",
-        "privacy/test_privacy_refusals.py",
-        "privacy/test_privacy_combinations.py",
-    ],
-    "fald/privacy/rounds.py": ["privacy/test_privacy_combinations.py"],
-    "fald/privacy/compose.py": ["privacy/test_privacy_combinations.py"],
-    "fald/privacy/settings.py": ["privacy/test_privacy_refusals.py", "privacy/test_privacy_combinations.py"],
+    "fald/privacy/events.py": ["privacy/test_privacy_parts.py", *_CLASSES],
+    "fald/privacy/rounds.py": ["privacy/test_privacy_parts.py"],
+    "fald/privacy/compose.py": ["privacy/test_privacy_parts.py"],
+    "fald/privacy/settings.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/pld.py": ["privacy/test_privacy_profile.py", "privacy/test_privacy_combinations.py"],
     "fald/privacy/rdp.py": ["privacy/test_privacy_combinations.py"],
     "fald/privacy/calibration.py": ["privacy/test_privacy_combinations.py"],
@@ -92,14 +90,9 @@ TESTS: dict[str, list[str]] = {
         )
     ],
     "fald/planner/law.py": [
-        f"planner/test_planner.py::{name}"
-        for name in (
-            "test_every_round_is_that_of_the_exact_law",
-            "test_autocorrelation_time_of_an_autoregression_and_of_its_thinning",
-            "test_autocorrelation_time_is_the_sum_over_lags_also_with_drawn_devices",
-            "test_a_linear_energy_and_flat_directions_have_a_law",
-            "test_limits_are_those_of_the_exact_law",
-        )
+        "planner/test_law_parts.py",
+        "planner/test_planner.py::test_every_round_is_that_of_the_exact_law",
+        "planner/test_planner.py::test_the_start_is_known_where_one_step_forgets_it",
     ],
     "fald/calculus/gradients.py": ["calculus/test_gradient_parts.py", "calculus/test_batches.py"],
 }

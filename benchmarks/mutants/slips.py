@@ -37,8 +37,16 @@ class Mutant(NamedTuple):
     @property
     def name(self) -> str:
         """In one line, for lists."""
-        short = " ".join(self.after.split())
-        return f"{self.path}:{self.line} {self.kind}: {' '.join(self.before.split())[:90]} -> {short[:90]}"
+        return f"{self.path}:{self.line} {self._change}"
+
+    @property
+    def place(self) -> str:
+        """A name that outlives other changes of the file: with the changed line in place of its number."""
+        return f"{self._change} | {self.text.splitlines()[self.line - 1].strip()}"
+
+    @property
+    def _change(self) -> str:
+        return f"{self.kind}: {' '.join(self.before.split())[:90]} -> {' '.join(self.after.split())[:90]}"
 
 
 def mutants(path: str, text: str) -> list[Mutant]:
@@ -47,7 +55,7 @@ def mutants(path: str, text: str) -> list[Mutant]:
     starts = [0]
     for line in raw.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found, seen = [], set()
+    found, seen, original = [], set(), ast.dump(ast.parse(text))
     for node, kind, new in _changes(ast.parse(text)):
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
@@ -55,7 +63,7 @@ def mutants(path: str, text: str) -> list[Mutant]:
         after = f"({after})" if isinstance(node, ast.expr) and kind != "constant" else after
         changed = (raw[:begin] + after.encode() + raw[end:]).decode()
         try:
-            same = ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text))
+            same = ast.dump(ast.parse(changed)) == original
         except SyntaxError:
             continue
         if not same and changed not in seen:

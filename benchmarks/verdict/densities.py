@@ -40,7 +40,8 @@ def _normals(dim: int) -> fald.Model:
     return density_model(dim, density)
 
 
-def _two(weights, means, covariances, what: str) -> Problem:
+def two_normals(weights, means, covariances, what: str) -> Problem:
+    """Two normals with these weights (2,), means (2, d) and covariances (2, d, d)."""
     dim = len(means[0])
     roots = np.array([np.linalg.inv(np.linalg.cholesky(c)) for c in covariances]).astype(np.float32)
     covariances = [np.linalg.inv(r.astype(float).T @ r.astype(float)) for r in roots]
@@ -54,29 +55,29 @@ def _two(weights, means, covariances, what: str) -> Problem:
 
 
 @generator
-def mixtures(rng) -> Problem:
+def mixtures(rng, dim: int | None = None) -> Problem:
     """Two normals of nearly equal or unequal weight and width, half an sd to 60 sds apart."""
-    dim = int(rng.choice([1, 2, 3, 5, 10]))
+    dim = dim or int(rng.choice([1, 2, 3, 5, 10]))
     minor, width = float(rng.uniform(0.05, 0.5)), float(rng.uniform(0.7, 1.5))
     apart = float(np.exp(rng.uniform(np.log(0.5), np.log(60))))
     way = rotation(dim, rng)[0] * apart
     what = f"d={dim}, {minor:.2f} of the mass {apart:.1f} sds away, {width:.2f} times as wide"
     means = [rng.normal(0, 2, dim), np.zeros(dim)]
     means[1] = means[0] + way
-    return _two([1 - minor, minor], means, [np.eye(dim), width**2 * np.eye(dim)], what)
+    return two_normals([1 - minor, minor], means, [np.eye(dim), width**2 * np.eye(dim)], what)
 
 
 @generator
-def scale_mixtures(rng) -> Problem:
+def scale_mixtures(rng, dim: int | None = None) -> Problem:
     """A normal, and another with the same centre that is wide in some random directions."""
-    dim = int(rng.choice([1, 2, 3, 5, 10]))
+    dim = dim or int(rng.choice([1, 2, 3, 5, 10]))
     wide = int(rng.integers(1, dim + 1)) if rng.random() < 0.6 else dim
     weight = float(np.exp(rng.uniform(np.log(0.002), np.log(0.3))))
     width = float(np.exp(rng.uniform(np.log(3), np.log(300))))
     axes = rotation(dim, rng) if rng.random() < 0.6 else np.eye(dim)
     spread = axes.T @ np.diag([width**2] * wide + [1.0] * (dim - wide)) @ axes
     what = f"d={dim}, {weight:.3f} of the mass {width:.0f} times as wide in {wide} directions"
-    return _two([1 - weight, weight], np.zeros((2, dim)), [np.eye(dim), spread], what)
+    return two_normals([1 - weight, weight], np.zeros((2, dim)), [np.eye(dim), spread], what)
 
 
 @cache
@@ -90,11 +91,17 @@ def _slabs(dim: int) -> fald.Model:
 
 
 @generator
-def spikes_and_slabs(rng) -> Problem:
+def spikes_and_slabs(rng, dim: int | None = None) -> Problem:
     """Independent coordinates, each a narrow normal with some mass in a wide one."""
-    dim = int(rng.choice([2, 5, 10]))
+    dim = dim or int(rng.choice([2, 5, 10]))
     weight = np.float32(np.exp(rng.uniform(np.log(0.002), np.log(0.3))))
     width = np.float32(np.exp(rng.uniform(np.log(3), np.log(300))))
+    return slabs(dim, weight, width)
+
+
+def slabs(dim: int, weight, width) -> Problem:
+    """So much of every coordinate in a normal so many times as wide."""
+    weight, width = np.float32(weight), np.float32(width)
     sd = np.full(dim, np.sqrt(1 - float(weight) + float(weight) * float(width) ** 2))
     what = f"d={dim}, {weight:.3f} of each {width:.0f} times as wide"
     return Problem(_slabs(dim), shared(weight, width), np.zeros(dim), sd, what)
@@ -110,9 +117,9 @@ def _funnel(dim: int) -> fald.Model:
 
 
 @generator
-def funnels(rng) -> Problem:
+def funnels(rng, dim: int | None = None) -> Problem:
     """Effects whose variance has a log-normal law, from nearly normal to a deep neck."""
-    dim = int(rng.choice([2, 4, 8]))
+    dim = dim or int(rng.choice([2, 4, 8]))
     spread = np.float32(rng.uniform(0.2, 2.5))
     sd = np.r_[float(spread), np.full(dim - 1, np.exp(float(spread) ** 2 / 4))]
     return Problem(_funnel(dim), shared(spread), np.zeros(dim), sd, f"d={dim}, log variance ±{spread:.2f}")
@@ -129,9 +136,9 @@ def _banana(dim: int) -> fald.Model:
 
 
 @generator
-def bananas(rng) -> Problem:
+def bananas(rng, dim: int | None = None) -> Problem:
     """A normal bent along a parabola, in a random rotation."""
-    dim = int(rng.choice([2, 4, 8]))
+    dim = dim or int(rng.choice([2, 4, 8]))
     bend, thin = np.float32(rng.uniform(0.1, 2.0)), np.float32(rng.uniform(0.3, 1.0))
     axes = rotation(dim, rng)
     variances = np.r_[1.0, float(thin) ** 2 + 2 * float(bend) ** 2, np.ones(dim - 2)]
@@ -151,11 +158,11 @@ def _ridge(dim: int) -> fald.Model:
 
 
 @generator
-def ridges(rng) -> Problem:
+def ridges(rng, dim: int | None = None) -> Problem:
     """Skewed coordinates of very different scales, rotated: thin ridges with a long tail to one side."""
     from scipy.special import polygamma, psi
 
-    dim = int(rng.choice([2, 4, 8]))
+    dim = dim or int(rng.choice([2, 4, 8]))
     scales = np.exp(rng.uniform(np.log(0.01), np.log(30), dim)).astype(np.float32)
     skew = np.float32(np.exp(rng.uniform(np.log(0.7), np.log(30))))
     axes = rotation(dim, rng)
@@ -176,10 +183,16 @@ def _student(dim: int) -> fald.Model:
 
 
 @generator
-def heavy_tails(rng) -> Problem:
+def heavy_tails(rng, dim: int | None = None) -> Problem:
     """Multivariate Student t with 2.5 to 20 degrees of freedom."""
-    dim = int(rng.choice([1, 2, 5, 10]))
+    dim = dim or int(rng.choice([1, 2, 5, 10]))
     degrees = np.float32(np.exp(rng.uniform(np.log(2.5), np.log(20))))
+    return student(dim, degrees)
+
+
+def student(dim: int, degrees) -> Problem:
+    """A multivariate Student t."""
+    degrees = np.float32(degrees)
     sd = np.full(dim, np.sqrt(float(degrees) / (float(degrees) - 2)))
     return Problem(_student(dim), shared(degrees), np.zeros(dim), sd, f"d={dim}, {degrees:.1f} degrees")
 
@@ -208,9 +221,9 @@ def _powers(dim: int) -> fald.Model:
 
 
 @generator
-def tops(rng) -> Problem:
+def tops(rng, dim: int | None = None) -> Problem:
     """Flat tops and kinks: exp(−|x|^p) with p from 1 to 8."""
-    dim = int(rng.choice([1, 2, 5]))
+    dim = dim or int(rng.choice([1, 2, 5]))
     power = np.float32(np.exp(rng.uniform(0, np.log(8))))
     x = np.linspace(-60, 60, 400_001)
     level = np.exp(-((x**2 + 1e-12) ** (float(power) / 2)))

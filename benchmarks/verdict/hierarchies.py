@@ -79,10 +79,15 @@ def _problem(rng, centred: bool) -> Problem:
     measured = (rng.normal(0, 2) + tau * rng.normal(size=groups) + errors * rng.normal(size=groups)).astype(
         "f"
     )
+    return schools(measured, errors, centred, f"{groups} groups, scale {tau:.2f}, error {error:.2f}")
+
+
+def schools(measured, errors, centred: bool, what: str) -> Problem:
+    """Groups measured with known errors, both (n,) in single precision, at two sites."""
+    groups = len(measured)
     which = np.arange(groups, dtype=np.float32)
     sites = {f"s{i}": (which[i::2], measured[i::2], errors[i::2]) for i in range(2)}
     mean, sd = _exact(measured.astype(float), errors.astype(float), centred)
-    what = f"{groups} groups, scale {tau:.2f}, error {error:.2f}"
     data = fald.FederatedData.from_arrays(sites)
     return Problem(_schools(groups, centred), data, mean, sd, what)
 
@@ -127,7 +132,14 @@ def hierarchies_of_batches(rng) -> Problem:
     which = np.repeat(np.arange(groups), each).astype(np.float32)
     effects = rng.normal(0, 1) + tau * rng.normal(size=groups)
     measured = (effects[which.astype(int)] + rng.normal(size=len(which))).astype(np.float32)
-    y = measured.astype(float).reshape(groups, each)
+    return batches(measured.reshape(groups, each), f"{groups} groups of {each}, scale {tau:.2f}")
+
+
+def batches(table, what: str) -> Problem:
+    """Measurements (groups, each), in single precision, in units in which priors of ±5 are wide."""
+    groups, each = table.shape
+    which = np.repeat(np.arange(groups), each).astype(np.float32)
+    measured, y = table.reshape(-1), table.astype(float)
     centre, within = y.mean(axis=1), float(np.sum((y - y.mean(axis=1, keepdims=True)) ** 2))
     taus, sigmas = np.linspace(-9, 3.5, 250), np.linspace(-1.5, 2.0, 120)
     levels, means, variances, scales = [], [], [], []
@@ -153,5 +165,4 @@ def hierarchies_of_batches(rng) -> Problem:
     own = _moments(weights, np.array(scales), np.zeros((len(scales), 2)))
     mean, sd = (np.r_[rest[i][0], own[i], rest[i][1:]] for i in (0, 1))
     rows = {f"s{i}": (which[which % 2 == i], measured[which % 2 == i]) for i in range(2)}
-    what = f"{groups} groups of {each}, scale {tau:.2f}"
     return Problem(_batches(groups), fald.FederatedData.from_arrays(rows), mean, sd, what)

@@ -60,7 +60,12 @@ def shells(rng) -> Problem:
     dim = int(rng.choice([2, 3, 5]))
     share = np.float32(np.exp(rng.uniform(np.log(0.005), np.log(0.2))))
     radius, width = np.float32(rng.uniform(5, 30)), np.float32(rng.uniform(0.5, 4))
-    centre = rng.normal(0, 3, dim).astype(np.float32)
+    return shell(rng.normal(0, 3, dim).astype(np.float32), share, radius, width)
+
+
+def shell(centre, share, radius, width) -> Problem:
+    """A standard normal, and a share of the mass in a shell around a centre (d,)."""
+    dim = len(centre)
     log_mass, square = _radial(dim, float(radius), float(width))
     log_mass = float(np.float32(log_mass))
     mean = float(share) * centre.astype(float)

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from fald.problem.data import FederatedData
     from fald.problem.models import Model
     from fald.report import write_report
-    from fald.results import diagnostics
+    from fald.results import diagnostics, sinks
+    from fald.results.positions import positions
     from fald.results.predict import predict
+    from fald.results.probabilities import predictive
     from fald.results.summary import summary
     from fald.results.tree import load, save
     from fald.runtime.checkpoint import Checkpoint
+    from fald.settings import schedules
     from fald.settings.participation import Participation, full, with_replacement, without_replacement
     from fald.settings.schedules import paper_decay
     from fald.study import datasets
@@ -53,11 +56,15 @@ _WHERE = {
     "paper_decay": "fald.settings.schedules:paper_decay",
     "partition": "fald.problem.partition",
     "planner": "fald.planner",
+    "positions": "fald.results.positions:positions",
     "predict": "fald.results.predict:predict",
+    "predictive": "fald.results.probabilities:predictive",
     "privacy": "fald.privacy",
     "sample": "fald.langevin.sampling:sample",
     "samplers": "fald.lab.methods",
     "save": "fald.results.tree:save",
+    "schedules": "fald.settings.schedules",
+    "sinks": "fald.results.sinks",
     "summary": "fald.results.summary:summary",
     "sweep": "fald.lab.sweep",
     "theory": "fald.theory",
@@ -87,11 +94,15 @@ __all__ = [
     "paper_decay",
     "partition",
     "planner",
+    "positions",
     "predict",
+    "predictive",
     "privacy",
     "sample",
     "samplers",
     "save",
+    "schedules",
+    "sinks",
     "summary",
     "sweep",
     "theory",

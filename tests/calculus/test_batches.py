@@ -172,3 +172,9 @@ def test_last_equal_in_one_word_and_in_two(count, most):
     found = np.asarray(gradients._last_equal(jnp.asarray(values, jnp.int32), most))
     expected = [max((j for j in range(i) if values[j] == v), default=-1) for i, v in enumerate(values)]
     assert found.tolist() == expected
+
+
+def test_values_too_large_for_one_word_are_not_packed():
+    values = jnp.asarray([5, 5 + 2**30, 5, 5 + 2**29, 2**31 - 1], jnp.int32)
+    assert gradients._last_equal(values, 2**31).tolist() == [-1, -1, 0, -1, -1]
+    assert gradients._last_equal(values[:3], 2**31).tolist() == [-1, -1, 0]

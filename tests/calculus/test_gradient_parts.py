@@ -60,6 +60,25 @@ def test_each_row_is_cut_and_the_prior_is_not(mask, norm):
     assert norm < 100 or np.allclose(found, g.gradient_fn(MODEL, TOTAL)(THETA, batch(mask=mask)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-13, 0.9e-12, 1e-6, 1.0, 1e6, 1.1e12, 1e13, 1e30])
+def test_gradients_of_every_size_are_cut_to_the_norm(size):
+    """Squares of the largest and of the smallest leave the range of numbers."""
+    rows = jnp.asarray(np.float32(size) * np.float32([[3, 4], [-3, 4], [0, -5]]))
+    for clip in (0.5 * size, 2.5 * size, 4.999 * size):
+        same, factor = g.clip_rows(rows, np.float32(clip))
+        np.testing.assert_array_equal(same, rows)
+        np.testing.assert_allclose(factor, clip / (5 * size), rtol=1e-5)
+    for clip in (5.001 * size, 50 * size):
+        np.testing.assert_array_equal(g.clip_rows(rows, np.float32(clip))[1], 1)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_no_number_counts_as_zero(wrong):
+    same, factor = g.clip_rows(jnp.asarray([[wrong, 1.0], [3.0, 4.0], [wrong, wrong]]), 2.5)
+    np.testing.assert_array_equal(same, [[0, 0], [3, 4], [0, 0]])
+    np.testing.assert_allclose(factor, [1, 0.5, 1])
+
+
 def test_a_row_without_gradient_is_cut_to_nothing():
     a = jnp.zeros((1, 2))
     found = g.gradient_fn(MODEL, 1, clip_norm=1.0)(THETA, g.Batch((a, jnp.ones(1)), None, jnp.asarray(1)))
@@ -106,6 +125,20 @@ def test_batches_are_of_the_client(size, wanted):
         assert full.rows.tolist() == found.rows.tolist()
 
 
+def test_the_mode_is_that_of_at_most_two_thousand_rows_evenly_spaced():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(4001, 2)).astype(np.float32), rng.normal(size=4001).astype(np.float32)
+    data = fald.FederatedData.from_arrays({"a": (x[:1000], y[:1000]), "b": (x[1000:], y[1000:])})
+    taken = np.linspace(0, 4000, 2000).round().astype(int)
+    gram = np.eye(2) / 4 + 4001 / 2000 * x[taken].T @ x[taken]
+    mode = np.linalg.solve(gram, 4001 / 2000 * x[taken].T @ y[taken])
+    whole = np.linalg.solve(np.eye(2) / 4 + x.T @ x, x.T @ y)
+    with jax.disable_jit(False):
+        found = np.asarray(g.pooled_mode(MODEL, data, jnp.zeros(2)))
+    np.testing.assert_allclose(found, mode, atol=3e-4)
+    assert np.abs(mode - whole).max() > 1e-3  # the twin
+
+
 def test_curvature_and_mode_of_quadratics():
     sizes = {"a": 7, "b": 3}
     data = fald.FederatedData.from_arrays({n: (A[:k] * (1 + k), Y[:k]) for n, k in sizes.items()})
@@ -115,7 +148,8 @@ def test_curvature_and_mode_of_quadratics():
     np.testing.assert_array_equal(padded.rows[1], [*Y[:3], Y[2], Y[2]])
     assert len(g.client_rows(data, 0, 4).rows[1]) == int(g.client_rows(data, 0, 4).count) == 4
     with jax.disable_jit(False):
-        found = g.largest_curvatures(MODEL, data, [1, 0], THETA)
+        clients, found = g.largest_curvatures(MODEL, data, [1, 0], THETA)
+        assert clients == [1, 0]
         hessians = [np.eye(2) / 4 + 10 / k * (A[:k] * (1 + k)).T @ (A[:k] * (1 + k)) for k in (3, 7)]
         np.testing.assert_allclose(found, [np.linalg.eigvalsh(h)[-1] for h in hessians], rtol=0.02)
         x, y = np.concatenate([A[:7] * 8, A[:3] * 4]), np.concatenate([Y[:7], Y[:3]])

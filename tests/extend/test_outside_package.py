@@ -17,7 +17,7 @@ from fald.core.reveals import Reveals, check_upload
 from fald.federation.coordinator.run import run_federated
 from fald.federation.engines import ENGINES, deployment_of
 from fald.federation.link import LocalLink
-from fald.federation.site.policy import Proposal, make_policy
+from fald.federation.site.policy import Enquiry, make_policy
 from fald.federation.site.worker import SiteSettings, SiteWorker
 from fald.langevin.registry import METHODS, reveals_of
 from fald.privacy.accountants import ACCOUNTANTS
@@ -73,7 +73,7 @@ def rows(seed: int = 0) -> fald.FederatedData:
 
 STUDY = {
     "data": {"target": "y", "features": ["x"]},
-    "model": {"family": "exponential", "options": {"shift": 0.0}},
+    "model": {"family": "outside:exponential", "options": {"shift": 0.0}},
 }
 
 
@@ -83,9 +83,9 @@ def test_a_family_is_one_file(package):
     assert tree.attrs["verdict"] == "reached"
     assert abs(float(tree["posterior"]["coefficient"].mean()) - 0.5) < 0.4
     assert "rate ratio" in str(fald.summary(tree)) or tree["posterior"]["coefficient"].attrs["ratio"]
-    make_policy({"allowed-models": ["exponential"]})
+    make_policy({"allowed-models": ["outside:exponential"]})
     with pytest.raises(ConfigError, match="no option"):
-        make_study({**STUDY, "model": {"family": "exponential", "options": {"shfit": 0.0}}}, "a test")
+        make_study({**STUDY, "model": {"family": "outside:exponential", "options": {"shfit": 0.0}}}, "a test")
 
 
 @pytest.fixture
@@ -111,9 +111,14 @@ def test_the_family_is_planned_reported_predicted_and_run_on_a_federation(packag
     assert found["mean"][1] > found["mean"][0] > 0
     planned = fald.planner.plan(study.build_model(["x"]), study.read_data())
     assert planned.best.num_rounds > 1
+    policy = tmp_path / "policy.toml"
+    policy.write_text('allowed-models = ["outside:exponential"]')
+    files = tables["data"]["files"]
     sites = {
-        name: SiteWorker(SiteSettings(name, tmp_path / "state" / name, Path(file))).handle
-        for name, file in tables["data"]["files"].items()
+        name: SiteWorker(
+            SiteSettings(name, tmp_path / "state" / name, Path(file), policy, sites=tuple(files))
+        ).handle
+        for name, file in files.items()
     }
     there = run_federated(study, LocalLink(sites), tmp_path / "there")
     np.testing.assert_allclose(
@@ -133,9 +138,9 @@ def test_a_method_is_one_file_and_says_what_leaves(package):
     tree = fald.sample(0, model, data, method="preconditioned", step_size=0.05, **settings)
     assert np.isfinite(tree["posterior"]["location"].values).all()
     assert reveals_of("preconditioned").curvature
-    asked = Proposal(
+    asked = Enquiry(
         columns=("y",), family="linear", method="preconditioned", few_round=False, curvature=False,
-        secure_sum=False, rounds=3, chains=1, rows=40, dim=2,
+        secure_sum=False, rounds=3, chains=1, rows=40, dim=2, sites=2,
     )  # fmt: skip
     make_policy({}).check(asked)
     with pytest.raises(PolicyError, match="second derivatives"):

@@ -31,8 +31,11 @@ def free_ports(count: int) -> list[int]:
 class Loopback:
     """Starts and stops the processes; ``folder`` gets their logs, states and Flower's home."""
 
-    def __init__(self, folder: Path, data: dict[str, Path], guarded: Collection[str] = ()):
-        self.folder, self.data, self.guarded = folder, data, guarded
+    def __init__(
+        self, folder: Path, data: dict[str, Path], guarded: Collection[str] = (), *, place: Path = BIN,
+        policy: Path | None = None,
+    ):  # fmt: skip
+        self.folder, self.data, self.guarded, self.bin, self.policy = folder, data, guarded, place, policy
         self.home = folder / "home"
         self.port, *self.node_ports = free_ports(1 + len(data))
         self.processes: dict[str, subprocess.Popen] = {}
@@ -53,7 +56,7 @@ class Loopback:
     def environment(self) -> dict[str, str]:
         quick = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", "FLWR_TELEMETRY_ENABLED": "0"}
         one = {"OPENBLAS_NUM_THREADS": "1", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        path = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # Flower starts its parts by name
+        path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"  # Flower starts its parts by name
         return {**os.environ, **quick, **one, "FLWR_HOME": str(self.home), "PATH": path}
 
     def start_link(self) -> None:
@@ -65,7 +68,11 @@ class Loopback:
     def start_site(self, site: str) -> None:
         place = self.folder / site
         place.mkdir(exist_ok=True)
-        (place / "site.toml").write_text(f'name = "{site}"\ndata = "{self.data[site].absolute()}"\n')
+        values = {"name": site, "data": str(self.data[site].absolute()), "sites": list(self.data)}
+        if self.policy is not None:
+            values["policy"] = str(self.policy.absolute())
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+        (place / "site.toml").write_text(text)
         port = self.node_ports[list(self.data).index(site)]
         common = ["--insecure", "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"]
         common += ["--port", str(port)]
@@ -78,7 +85,7 @@ class Loopback:
     def spawn(self, name: str, command: list[str]) -> None:
         with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
-                [str(BIN / command[0]), *command[1:]],
+                [str(self.bin / command[0]), *command[1:]],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -89,7 +96,7 @@ class Loopback:
 
     def flwr(self, *arguments: str) -> dict:
         """Run a command of ``flwr`` and read its JSON."""
-        command = [str(BIN / "flwr"), *arguments, "--format", "json"]
+        command = [str(self.bin / "flwr"), *arguments, "--format", "json"]
         done = subprocess.run(
             command, env=self.environment(), cwd=self.folder, capture_output=True, text=True, timeout=600
         )

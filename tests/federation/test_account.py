@@ -5,7 +5,7 @@ import pytest
 
 from fald.core.errors import FederationError, PrivacyError, StorageError
 from fald.federation.site.account import Account, check_weights, open_account, private_parts
-from fald.federation.site.ledger import Ledger
+from fald.federation.site.ledger import SiteLedger
 from fald.privacy import RunSettings, account
 from fald.study.schema import make_study
 
@@ -34,7 +34,7 @@ def study(sampler=None, **privacy):
 
 def simple(tmp_path, *, planned=100, max_epsilon=None, budget=10.0, run="run"):
     """An account with ε = releases / 100."""
-    ledger = Ledger(tmp_path / "ledger.jsonl", budget, 1e-4)
+    ledger = SiteLedger(tmp_path / "ledger.jsonl", budget, 1e-4)
     return Account(
         ledger,
         run,
@@ -49,7 +49,7 @@ def simple(tmp_path, *, planned=100, max_epsilon=None, budget=10.0, run="run"):
 @pytest.mark.parametrize("site", [0, 2])
 @pytest.mark.parametrize("colluders", [None, 0, 1, 2])
 def test_cost_is_that_of_the_accountant(tmp_path, site, colluders):
-    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger = SiteLedger(tmp_path / "ledger.jsonl")
     open_account(ledger, "run", tmp_path, study(), SIZES, site, colluders=colluders).begin()
     settings = RunSettings(
         sizes=SIZES, local_steps=2, num_rounds=50, step_size=STEP, num_chains=2, clip_norm=1.0
@@ -63,7 +63,7 @@ def test_cost_is_that_of_the_accountant(tmp_path, site, colluders):
 def test_cost_does_not_count_on_chance(tmp_path):
     """A site that is drawn is charged for it, whatever the odds were."""
     some = {"participation": "without-replacement", "num-participants": 2, "allow-unequal": True}
-    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger = SiteLedger(tmp_path / "ledger.jsonl")
     open_account(ledger, "run", tmp_path, study(some), SIZES, 0).begin()
     assert ledger.charged("run").rounds == 67
     settings = RunSettings(
@@ -83,7 +83,7 @@ def test_cost_does_not_count_on_chance(tmp_path):
 
 def test_a_decaying_step_is_charged_at_its_first(tmp_path):
     decay = study({"step-size": {"smoothness": 5e4, "strong-convexity": 1e4}})
-    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger = SiteLedger(tmp_path / "ledger.jsonl")
     open_account(ledger, "decay", tmp_path, decay, SIZES, 0).begin()
     open_account(ledger, "constant", tmp_path, study(), SIZES, 0).begin()
     assert ledger.charged("decay").epsilon == ledger.charged("constant").epsilon
@@ -92,11 +92,11 @@ def test_a_decaying_step_is_charged_at_its_first(tmp_path):
 def test_the_whole_study_is_charged_before_it_begins(tmp_path):
     one = simple(tmp_path)
     one.begin()
-    assert Ledger(tmp_path / "ledger.jsonl").charged("run")[:] == (1.0, 1e-6, 100)
+    assert SiteLedger(tmp_path / "ledger.jsonl").charged("run")[:] == (1.0, 1e-6, 100)
     for _ in range(50):
         one.pay(2)
     assert one.used == 100
-    assert Ledger(tmp_path / "ledger.jsonl").charged("run").rounds == 100
+    assert SiteLedger(tmp_path / "ledger.jsonl").charged("run").rounds == 100
 
 
 def test_a_study_beyond_the_budget_does_not_begin(tmp_path):
@@ -106,7 +106,7 @@ def test_a_study_beyond_the_budget_does_not_begin(tmp_path):
         second.begin()
     with pytest.raises(PrivacyError, match=r"ε = 0.5 and"):
         simple(tmp_path, budget=1.5, run="third").pay(60)
-    assert "second" not in Ledger(tmp_path / "ledger.jsonl").charges()
+    assert "second" not in SiteLedger(tmp_path / "ledger.jsonl").charges()
 
 
 def test_after_a_crash_only_repeated_releases_cost_more(tmp_path):
@@ -116,7 +116,7 @@ def test_after_a_crash_only_repeated_releases_cost_more(tmp_path):
         first.pay(2)
     again = simple(tmp_path)  # the coordinator's checkpoint was at 40 releases, the site had answered 60
     again.begin()
-    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger = SiteLedger(tmp_path / "ledger.jsonl")
     assert ledger.charged("run").rounds == 100
     for _ in range(30):
         again.pay(2)
@@ -133,7 +133,7 @@ def test_where_nobody_counted_all_that_was_paid_is_used(tmp_path):
     again.begin()
     assert again.used == 100
     again.pay(2)
-    assert Ledger(tmp_path / "ledger.jsonl").charged("run").rounds == 102
+    assert SiteLedger(tmp_path / "ledger.jsonl").charged("run").rounds == 102
 
 
 def test_a_damaged_count_stops_the_site(tmp_path):
@@ -144,10 +144,55 @@ def test_a_damaged_count_stops_the_site(tmp_path):
         one.pay(1)
 
 
+def test_a_count_without_a_charge_is_kept(tmp_path):
+    (tmp_path / "run.json").write_text('{"releases": 3}')  # of a ledger that is gone
+    one = simple(tmp_path)
+    one.begin()
+    assert one.used == 3
+
+
+@pytest.mark.parametrize(("planned", "more"), [(500, 5), (100, 1), (7, 1)])
+def test_what_goes_beyond_the_plan_is_charged_by_hundredths_of_it(tmp_path, planned, more):
+    one = simple(tmp_path, planned=planned)
+    one.begin()
+    one.pay(planned)
+    ledger = SiteLedger(tmp_path / "ledger.jsonl")
+    assert ledger.charged("run").rounds == planned
+    one.pay(1)
+    assert ledger.charged("run").rounds == planned + more
+    one.pay(more + 20)
+    assert ledger.charged("run").rounds == one.used == planned + more + 21
+
+
+@pytest.mark.parametrize("limit", [0.005, 0.01, 0.0199, 0.02, 0.03, 0.04, 0.99, 1.0])
+def test_as_much_is_charged_as_the_limit_of_the_study_allows(tmp_path, limit):
+    simple(tmp_path, max_epsilon=limit).begin()
+    expected = max(n for n in range(101) if n / 100 <= limit)
+    assert SiteLedger(tmp_path / "ledger.jsonl").charged("run").rounds == expected
+
+
+def test_rounding_errors_do_not_end_a_study(tmp_path):
+    one = simple(tmp_path, planned=1, max_epsilon=0.03 * (1 - 1e-12))
+    one.begin()
+    one.pay(3)
+    assert one.used == 3
+    with pytest.raises(PrivacyError, match="is spent"):
+        simple(tmp_path, run="other", planned=1, max_epsilon=0.03 * (1 - 1e-8)).pay(3)
+
+
+def test_a_limit_below_one_release_charges_nothing(tmp_path):
+    ledger = SiteLedger(tmp_path / "ledger.jsonl")
+    one = open_account(ledger, "run", tmp_path, study(max_epsilon=1e-3), SIZES, 0)
+    one.begin()
+    assert ledger.charged("run").epsilon == 0.0
+    with pytest.raises(PrivacyError, match="is spent"):
+        one.pay(1)
+
+
 def test_the_limit_of_the_study_ends_it(tmp_path):
     one = simple(tmp_path, max_epsilon=0.255)
     one.begin()
-    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger = SiteLedger(tmp_path / "ledger.jsonl")
     assert ledger.charged("run").rounds == 25
     one.pay(24)
     one.pay(1)
@@ -174,7 +219,7 @@ def test_studies_that_a_site_cannot_account_for_are_refused(changed, message):
 
 def test_what_runs_is_what_is_accounted_for(tmp_path):
     """Options set what the keys of the section leave out."""
-    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger = SiteLedger(tmp_path / "ledger.jsonl")
     open_account(ledger, "hot", tmp_path, study(), SIZES, 0).begin()
     open_account(ledger, "cold", tmp_path, study({"options": {"temperature": 0.25}}), SIZES, 0).begin()
     assert ledger.charged("cold").epsilon > 1.5 * ledger.charged("hot").epsilon
@@ -192,7 +237,7 @@ def test_methods_without_accounting_are_refused(method):
 def test_unbounded_gradients_are_refused(tmp_path):
     tree = {**TREE, "sampler": {k: v for k, v in TREE["sampler"].items() if k != "clip-norm"}}
     with pytest.raises(PrivacyError, match="sensitivity is infinite"):
-        open_account(Ledger(tmp_path / "l"), "run", tmp_path, make_study(tree, "test"), SIZES, 0).begin()
+        open_account(SiteLedger(tmp_path / "l"), "run", tmp_path, make_study(tree, "test"), SIZES, 0).begin()
 
 
 def test_weights_must_be_those_that_were_accounted_for():

@@ -16,9 +16,11 @@ from test_secure import TASK, Sites, numbers
 from fald.core.errors import ConfigError, PolicyError, PrivacyError, SecureSumError, StorageError
 from fald.federation.secure import session
 from fald.federation.secure.fixed_point import LIMIT, MOST_TERMS, decode, encode
-from fald.federation.site.ledger import Charge, Ledger
+from fald.federation.secure.identity import Identity, check_public, check_signature
+from fald.federation.secure.session import split
+from fald.federation.site.ledger import Charge, SiteLedger
+from fald.federation.site.opening import enquiry_of
 from fald.federation.site.policy import make_policy
-from fald.federation.site.worker import _proposal
 from fald.study.schema import make_study
 
 
@@ -28,7 +30,7 @@ def reserve(ledger, *charges):
 
 
 def test_a_study_that_goes_on_pays_for_what_is_added_of_both(tmp_path):
-    ledger = Ledger(tmp_path / "l.jsonl", 1.0, 1e-5)
+    ledger = SiteLedger(tmp_path / "l.jsonl", 1.0, 1e-5)
     reserve(ledger, ("a", 0.6, 6e-6), ("a", 0.9, 9e-6))
     assert ledger.charged("a") == Charge(0.9, 9e-6, 0)
     with pytest.raises(PrivacyError, match="spend more ε"):
@@ -42,7 +44,7 @@ def test_a_study_that_goes_on_pays_for_what_is_added_of_both(tmp_path):
 
 
 def test_sums_of_deltas_are_compared_up_to_rounding(tmp_path):
-    ledger = Ledger(tmp_path / "l.jsonl")
+    ledger = SiteLedger(tmp_path / "l.jsonl")
     reserve(ledger, *((f"study {i}", 0.1, 1e-6) for i in range(3)))
     assert ledger.spent(3e-6 * (1 - 1e-13)) == pytest.approx(0.3)
     assert ledger.spent(3e-6 * (1 - 1e-6)) == np.inf
@@ -56,15 +58,15 @@ def test_lines_that_are_no_charges(tmp_path, change):
     path = tmp_path / "l.jsonl"
     good = {"study": "a", "epsilon": 0.0, "delta": 1e-6, "rounds": 1}
     path.write_text(json.dumps(good) + "\n")
-    assert Ledger(path).charged("a") == Charge(0.0, 1e-6, 1)
+    assert SiteLedger(path).charged("a") == Charge(0.0, 1e-6, 1)
     path.write_text(json.dumps(good) + "\n" + json.dumps({**good, **change}) + "\n")
     with pytest.raises(StorageError, match="line 2 is no charge") as caught:
-        Ledger(path).charges()
+        SiteLedger(path).charges()
     assert "restore it from a copy" in caught.value.hint
 
 
 def test_a_charge_is_on_the_disk_before_it_is_confirmed(tmp_path, monkeypatch):
-    ledger, synced = Ledger(tmp_path / "l.jsonl"), []
+    ledger, synced = SiteLedger(tmp_path / "l.jsonl"), []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), real(file))[1])
     ledger.reserve("a", 0.1, 1e-6)
@@ -150,7 +152,7 @@ def test_numbers_of_uploads_are_bounded(monkeypatch):
     monkeypatch.setattr(session, "MOST_TERMS", 2)
     with pytest.raises(SecureSumError, match="64-bit words"):
         session.unmask_sum(uploads)
-    assert (LIMIT, MOST_TERMS) == (2.0**50, 512)  # so that no sum of honest terms overflows 2^71
+    assert (LIMIT, MOST_TERMS) == (2.0**47, 255)  # so that sums of honest terms leave 16 bits for marks
     assert decode(encode([0.0, -0.0, 2.0**-56, -(2.0**-56)])).tolist() == [0.0, 0.0, 2.0**-56, -(2.0**-56)]
 
 
@@ -172,7 +174,65 @@ def test_mistakes_in_a_policy_show_a_value_and_never_a_whole_section():
 
 def test_a_method_that_declares_nothing_is_refused_by_every_policy():
     study = make_study(STUDY, "study.toml")
-    proposal = _proposal(study, True, 3)
+    proposal = enquiry_of(study, True, 3)
     make_policy({}).check(proposal)
     with pytest.raises(PolicyError, match=r"does not declare what it sends \(reveals\)"):
         make_policy({}).check(replace(proposal, declared=False))
+
+
+def test_a_key_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    happened, link, fsync = [], os.link, os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (happened.append("disk"), fsync(file))[1])
+    monkeypatch.setattr(os, "link", lambda *a: (happened.append("name"), link(*a))[1])
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
+    made = Identity.create(tmp_path / "key")
+    assert happened == ["disk", "name"]
+    assert os.listdir(tmp_path) == ["key"]
+    assert before is None or len(os.listdir("/proc/self/fd")) == before
+    assert Identity.load(tmp_path / "key").public == made.public
+    with pytest.raises(StorageError, match="key"):
+        Identity.create(tmp_path / "nowhere" / "key")
+    with pytest.raises(ConfigError, match="already a key"):
+        Identity.create(tmp_path / "key")
+    assert Identity.load(tmp_path / "key").public == made.public
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o601])
+def test_a_key_that_anybody_else_may_touch_is_refused(tmp_path, mode):
+    Identity.create(tmp_path / "key")
+    os.chmod(tmp_path / "key", mode)
+    with pytest.raises(ConfigError, match=f"mode {mode:04o}"):
+        Identity.load(tmp_path / "key")
+    os.chmod(tmp_path / "key", 0o400)
+    Identity.load(tmp_path / "key")
+
+
+@pytest.mark.parametrize("pinned", [7, None, b"a" * 32, "", "zz" * 32, "ab" * 31, "ab" * 33])
+def test_a_pinned_key_is_32_bytes_in_digits(pinned):
+    with pytest.raises(SecureSumError, match="pinned for site 'a'"):
+        check_public("a", pinned)
+    assert check_public("a", "AB" * 32) == "ab" * 32
+
+
+def test_signatures_hold_for_their_message_and_key_alone():
+    one, other = Identity.generate(), Identity.generate()
+    signed = one.sign(b"message")
+    assert check_signature(one.public, signed, b"message")
+    for public, signature, message in (
+        (other.public, signed, b"message"), (one.public, signed, b"massage"),
+        (one.public, "00" * 64, b"message"), (one.public, "no digits", b"message"),
+        ("ab", signed, b"message"),
+    ):  # fmt: skip
+        assert not check_signature(public, signature, message)
+
+
+def test_arrays_are_taken_out_of_a_sum_in_the_order_of_their_names():
+    shapes = {"c": (2, 2), "a": (3,), "b": ()}
+    found = split(np.arange(8.0), shapes)
+    assert found["a"].tolist() == [0, 1, 2]
+    assert found["b"].shape == ()
+    assert float(found["b"]) == 3
+    assert found["c"].tolist() == [[4, 5], [6, 7]]
+    for length in (7, 9):
+        with pytest.raises(SecureSumError, match="shapes of its terms"):
+            split(np.arange(float(length)), shapes)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 
 from fald.core.errors import ConfigError, ExitCode, PrivacyError, StorageError
-from fald.federation.site.ledger import Charge, Ledger
+from fald.federation.site.ledger import Charge, SiteLedger
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def path(tmp_path):
 
 
 def budget(path, max_epsilon=2.0, delta=1e-5):
-    return Ledger(path, max_epsilon, delta)
+    return SiteLedger(path, max_epsilon, delta)
 
 
 def test_studies_add_up(path):
@@ -33,7 +33,7 @@ def test_studies_add_up(path):
     assert ledger.spent(1e-5) == pytest.approx(1.2, rel=1e-15)
     assert ledger.spent(3e-6) == pytest.approx(1.2, rel=1e-15)
     assert ledger.spent(2.9e-6) == math.inf
-    assert Ledger(path).spent(1e-5) == ledger.spent(1e-5)
+    assert SiteLedger(path).spent(1e-5) == ledger.spent(1e-5)
 
 
 def test_a_continued_study_is_charged_only_for_what_is_added(path):
@@ -73,7 +73,7 @@ def test_deltas_are_a_budget_of_their_own(path):
 
 
 def test_without_a_budget_charges_are_recorded(path):
-    ledger = Ledger(path)
+    ledger = SiteLedger(path)
     ledger.reserve("a", 50.0, 1e-3)
     ledger.reserve("b", 50.0, 1e-3)
     assert ledger.spent(0.01) == 100.0
@@ -84,13 +84,13 @@ def test_without_a_budget_charges_are_recorded(path):
 )
 def test_what_is_no_privacy_is_refused(path, epsilon, delta):
     with pytest.raises(PrivacyError, match="gives no privacy"):
-        Ledger(path).reserve("a", epsilon, delta)
+        SiteLedger(path).reserve("a", epsilon, delta)
     assert not path.exists()
 
 
 def test_half_a_budget_is_refused(path):
     with pytest.raises(ConfigError, match="both max-epsilon and delta"):
-        Ledger(path, max_epsilon=1.0)
+        SiteLedger(path, max_epsilon=1.0)
 
 
 def test_file_is_for_its_owner_and_one_charge_a_line(path):
@@ -146,7 +146,7 @@ def test_a_damaged_file_stops_everything(path, line):
 def test_a_place_that_cannot_be_written_stops_the_study(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot write"):
-        Ledger(tmp_path / "file" / "ledger.jsonl").reserve("a", 0.1, 1e-6)
+        SiteLedger(tmp_path / "file" / "ledger.jsonl").reserve("a", 0.1, 1e-6)
 
 
 def test_a_charge_waits_for_another_that_is_being_made(path):
@@ -167,8 +167,8 @@ def test_a_charge_waits_for_another_that_is_being_made(path):
 
 _FOREVER = """
 import sys
-from fald.federation.site.ledger import Ledger
-ledger = Ledger(sys.argv[1])
+from fald.federation.site.ledger import SiteLedger
+ledger = SiteLedger(sys.argv[1])
 for i in range(10**9):
     ledger.reserve(f"study {i}", 1.0, 1e-9)
     print(i, flush=True)
@@ -184,7 +184,7 @@ def test_a_charge_that_was_confirmed_survives_kill(path):
     confirmed = len((first + process.stdout.read()).splitlines())
     process.stdout.close()
     process.wait()
-    charges = Ledger(path).charges()
+    charges = SiteLedger(path).charges()
     assert confirmed >= 1
     assert len(charges) in (confirmed, confirmed + 1)
     assert {f"study {i}" for i in range(confirmed)} <= set(charges)

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,14 +21,17 @@ from hostile import (
     summed,
     sums,
     uploads,
+    without_none,
 )
 
 from fald.core.errors import ConfigError, PrivacyError, SecureSumError
 from fald.core.version import __version__
 from fald.federation import wire
+from fald.federation.secure.fixed_point import total
 from fald.federation.secure.session import unmask_sum
 from fald.federation.site.policy import make_policy
 from fald.federation.site.run import UNSAID
+from fald.federation.site.worker import SiteWorker
 
 
 @pytest.fixture
@@ -222,6 +226,21 @@ def test_rows_that_overflow_are_no_refusal(tmp_path):
     assert not np.isfinite(unmask_sum(list(uploads(replies)))).all()
 
 
+def test_how_many_rows_overflow_is_not_told(tmp_path):
+    """Otherwise moving the place at which rows overflow would count those beyond it: each value in turn."""
+    study = {**FEW_ROUND, "model": {"family": "poisson"}}
+    places = np.array([[0.0, 0.0, 0.0], [1e5, 0.0, 1e5], [1e5, 0.0, -5e4]])  # none; u > −1; u > 1/2
+    coordinator = begun(Coordinator(tmp_path, policy="audit = false\n"), study)
+    beyond = [[(rows["u"] > c).sum() for rows in coordinator.rows.values()] for c in (-0.99, 0.51)]
+    assert all(min(counts) > 0 for counts in beyond)
+    assert sum(beyond[0]) > 2 * sum(beyond[1])
+    replies = coordinator.ask({"points": places})
+    assert kinds(replies) == ["reply"] * 3
+    words = total(uploads(replies))
+    assert np.array_equal(words[:, 1], words[:, 2])
+    assert np.isfinite(unmask_sum(list(uploads(replies)))).tolist() == [True, False, False]
+
+
 def test_a_row_whose_gradient_is_no_number_counts_as_zero():
     from fald.calculus.gradients import clip_rows
 
@@ -266,8 +285,9 @@ def test_colluders_are_taken_as_the_largest(tmp_path):
 
 
 @pytest.mark.parametrize("number", [-1, 0, 11, 2**31 - 1, 2**31, 2**40, 1.5, "1", True])
-def test_rounds_that_the_study_has_not_are_refused(coordinator, number):
-    begun(coordinator)
+@pytest.mark.parametrize("secure", [True, False])
+def test_rounds_that_the_study_has_not_are_refused(tmp_path, number, secure):
+    coordinator = begun(Coordinator(tmp_path, secure, policy="unsummed = true\n"))
     said(coordinator.round(number=number)["a"])
 
 
@@ -287,8 +307,10 @@ def test_no_two_tasks_get_the_same_noise(tmp_path):
     coordinator.ids["session"] = "4" * 16
     begun(coordinator, PRIVATE)
     assert np.array_equal(first, private_upload(coordinator))  # the same task after a crash
-    other = private_upload(coordinator, position=START + 1e-3, attempt=2, number=2)
-    assert np.abs(other - 1e-3 - first).min() > 1e-9
+    coordinator.ids["session"] = "5" * 16
+    begun(coordinator, PRIVATE)
+    other = private_upload(coordinator, position=START + 1e-3)  # another task in the same round
+    assert np.abs(other - 1e-3 - first).mean() > 1e-2
 
 
 def test_two_workers_on_one_folder_know_of_each_other(coordinator):
@@ -330,9 +352,9 @@ def test_a_broadcast_must_be_the_average(coordinator):
 def test_a_run_does_not_go_on_without_a_site(coordinator):
     begun(coordinator)
     values = {"version": __version__, "study": STUDY, "secure": True, "names": ["a", "b", "d"]}
-    assert "not those pinned here" in said(coordinator.say("a", "open", values))
+    assert "not those known here" in said(coordinator.say("a", "open", values))
     coordinator.ids["run"] = "3" * 16
-    assert "not those pinned here" in said(coordinator.say("a", "open", values))
+    assert "not those known here" in said(coordinator.say("a", "open", values))
 
 
 def test_subsets_may_be_allowed_by_the_site_alone(tmp_path):
@@ -379,6 +401,23 @@ def test_three_sites_send_no_upload_of_their_own_by_default(tmp_path):
     assert "(unsummed)" in said(coordinator.open()["a"])
 
 
+def test_a_first_run_of_two_sites_is_not_believed(tmp_path):
+    """Before it has pins a site sends single uploads only if its own files know of two sites."""
+    coordinator = Coordinator(tmp_path, secure=False)
+    asked = {"version": __version__, "study": without_none(FEW_ROUND), "secure": False, "names": ["a", "b"]}
+    settings = coordinator.workers["a"].settings
+    for known, kind in ((), "refusal"), (("a", "b", "c"), "refusal"), (("a", "b"), "reply"):
+        coordinator.workers["a"] = SiteWorker(replace(settings, sites=known))
+        assert coordinator.say("a", "open", asked).kind == kind
+
+
+def test_a_first_secure_sum_is_over_the_sites_that_joined(tmp_path):
+    coordinator = Coordinator(tmp_path)
+    settings = coordinator.workers["a"].settings
+    coordinator.workers["a"] = SiteWorker(replace(settings, sites=("a", "b", "c", "d")))
+    assert "differ in 'd'" in said(coordinator.open()["a"])
+
+
 # -- also: work, and words ----------------------------------------------------------------------------------
 
 
@@ -386,6 +425,58 @@ def test_three_sites_send_no_upload_of_their_own_by_default(tmp_path):
 def test_work_is_limited_by_default(coordinator, key):
     reply = coordinator.open({**STUDY, "sampler": {**STUDY["sampler"], key: 2_000_000}})["a"]
     assert "(max-" in said(reply)
+
+
+@pytest.mark.parametrize("options", [{"num-burn": 10**9}, {"num-fit": 10**9}])
+def test_work_by_options_of_a_method_is_limited_too(tmp_path, options):
+    sampler = {**STUDY["sampler"], "method": "consensus", "options": options}
+    coordinator = Coordinator(tmp_path, secure=False, policy="unsummed = true\n")
+    assert "(max-local-steps)" in said(coordinator.open({**STUDY, "sampler": sampler})["a"])
+
+
+def test_a_model_of_any_size_is_not_built(coordinator):
+    model = {"family": "softmax", "num-classes": 10**8}
+    assert said(coordinator.open({**FEW_ROUND, "model": model})["a"]) == UNSAID
+    deep = {"family": "mlp", "num-classes": 2, "options": {"hidden": [10**5, 10**5]}}
+    assert "more parameters" in said(coordinator.open({**FEW_ROUND, "model": deep})["a"])
+
+
+def test_studies_are_counted_on_disk_and_limited(tmp_path):
+    """Studies whose scalings cut a column at places of their own are the states of attack 1, one by one."""
+    coordinator = Coordinator(tmp_path, policy="max-studies = 2\n")
+    replies = []
+    for cut in (0.1, 0.2, 0.2, 0.3):
+        coordinator.ids["run"] = f"{len(replies):016x}"
+        scaling = {"u": {"center": cut, "scale": 1e-6}}
+        replies.append(coordinator.open({**FEW_ROUND, "data": {**STUDY["data"], "scaling": scaling}})["a"])
+        coordinator.again("a")
+    assert [reply.kind for reply in replies] == ["reply"] * 3 + ["refusal"]
+    assert "(max-studies)" in said(replies[-1])
+
+
+@pytest.mark.parametrize(
+    "long", [{"title": "x" * 3_000_000}, {"data": {"target": "y" * 999, "features": ["u"] * 9999}}]
+)
+def test_no_study_makes_the_record_unreadable(coordinator, long):
+    """A line longer than what is read of the record's end would stop the site for good."""
+    coordinator.open({**FEW_ROUND, **long})
+    coordinator.ids["run"] = "9" * 16
+    assert coordinator.open(FEW_ROUND)["a"].kind == "reply"
+    assert max(map(len, (coordinator.workers["a"].settings.state / "record.jsonl").open())) < 500_000
+
+
+def test_a_refused_study_does_not_change_the_precision_of_a_run(tmp_path):
+    found = []
+    for disturbed in (False, True):
+        (tmp_path / str(disturbed)).mkdir()
+        coordinator = begun(Coordinator(tmp_path / str(disturbed)))
+        if disturbed:
+            coordinator.ids["run"] = "9" * 16
+            other = {**STUDY["sampler"], "precision": "float32", "num-rounds": 10**7}
+            assert kinds(coordinator.open({**STUDY, "sampler": other})) == ["refusal"] * 3
+            coordinator.ids["run"] = "0" * 16
+        found.append(summed(coordinator.round()))
+    assert np.array_equal(*found)
 
 
 def test_terminal_escapes_are_neutralised(coordinator):

@@ -83,7 +83,9 @@ def in_process(folder, tables):
 
     def run(study):
         sites = {
-            name: SiteWorker(SiteSettings(name, folder / "local" / name / study.stem, data=path))
+            name: SiteWorker(
+                SiteSettings(name, folder / "local" / name / study.stem, path, sites=tuple(tables))
+            )
             for name, path in tables.items()
         }
         link = LocalLink({name: worker.handle for name, worker in sites.items()})
@@ -209,7 +211,7 @@ def registered(kit):
 def assert_users_without_the_role_are_refused(folder, settings, authority, stranger, site):
     def session(name, maker, role, user):
         kits.make_user(folder / name, settings, maker, user, role)
-        return jobs.Session(folder / name, user)
+        return jobs.AdminSession(folder / name, user)
 
     job = jobs.write_job(folder / "job", settings, {"out": str(folder / "never")})
     with session("member", authority, "member", "member@fald.org") as member:
@@ -262,7 +264,7 @@ def test_a_job_with_code_or_another_class_is_refused(federation, folder, way):
     else:
         other = "nvflare.app_common.np.np_trainer.NPTrainer"
     config.write_text(config.read_text().replace(kits.CLASSES["site"], other))
-    with jobs.Session(federation.folder / "coordinator") as session:
+    with jobs.AdminSession(federation.folder / "coordinator") as session:
         job_id = session.submit(path)
         end = time.monotonic() + 600
         while (state := session.state(job_id)) in ("waiting", "running") and time.monotonic() < end:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fald.core.errors import ConfigError, ExitCode, PolicyError
-from fald.federation.site.policy import Policy, Proposal, make_policy, policy_keys, read_policy
+from fald.federation.site.policy import Enquiry, Policy, make_policy, policy_keys, read_policy
 
-ASKED = Proposal(
+ASKED = Enquiry(
     columns=("outcome", "age", "sex"),
     family="logistic",
     method="auto",
@@ -19,6 +19,7 @@ ASKED = Proposal(
     chains=4,
     rows=41,
     dim=3,
+    sites=2,
 )
 PRIVATE = replace(ASKED, method="fa-ld", few_round=False, curvature=False, epsilon=1.0, delta=1e-6)
 
@@ -129,7 +130,7 @@ def test_rows_are_counted_after_everything_else_was_allowed():
         policy.check_rows(replace(ASKED, rows=40))
 
 
-@pytest.mark.parametrize(("sites", "allowed"), [(2, True), (3, False)])
+@pytest.mark.parametrize(("sites", "allowed"), [(2, True), (3, False), (0, False)])
 def test_uploads_of_single_sites_are_for_two_of_them_by_default(sites, allowed):
     asked = replace(ASKED, secure_sum=False, sites=sites)
     assert allowed == (make_policy({})._refused_uploads(asked) == [])

@@ -5,10 +5,12 @@ import pytest
 from hostile import PRIVATE, SHARES, START, STUDY, Coordinator
 from test_site_attacks import Steps
 
+from fald.federation.site import opening
 from fald.federation.site import run as site_run
 from fald.federation.site import worker as site_worker
 from fald.federation.site.langevin import LangevinSite, Task
 from fald.federation.wire import unpack
+from fald.fewround.site import check_request
 from fald.study.schema import make_study
 
 
@@ -103,12 +105,12 @@ def test_memory_is_that_before_the_round_whoever_asks_again(tmp_path):
 
 def test_what_a_study_asks_of_a_site():
     study = make_study({**PRIVATE, "privacy": {"delta": 1e-6, "max-epsilon": 0.7}}, "study.toml")
-    found = site_worker._proposal(study, True, 5)
+    found = opening.enquiry_of(study, True, 5)
     assert (found.epsilon, found.delta, found.private) == (0.7, 1e-6, True)
     assert (found.sites, found.chains, found.rounds, found.local_steps) == (5, 2, 10, 2)
     assert (found.columns, found.family, found.method) == (("y", "u", "v"), "logistic", "fa-ld")
     assert (found.few_round, found.secure_sum, found.sums, found.declared) == (False, True, True, True)
-    plain = site_worker._proposal(make_study(STUDY, "study.toml"), False, 5)
+    plain = opening.enquiry_of(make_study(STUDY, "study.toml"), False, 5)
     assert (plain.epsilon, plain.delta, plain.private, plain.secure_sum) == (None, None, False, False)
 
 
@@ -119,5 +121,7 @@ def test_refusals_name_no_value_of_the_rows(tmp_path, monkeypatch):
         assert reply.kind == "refusal"
         assert "3.25" not in str(reply.values)
         assert not reply.arrays
-    assert unpack(worker._refuse({}, site_worker.PolicyError("curvature"))).values["message"] == "curvature"
+    with pytest.raises(site_worker.PolicyError) as caught:
+        check_request({"odd": np.zeros(1)}, 1)
+    assert unpack(worker._refuse({}, caught.value)).values["message"] == "no request has a part 'odd'"
     assert "row 17 is 3.25" in (tmp_path / "a" / "state" / "site.log").read_text()  # which stays at the site

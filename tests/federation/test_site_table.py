@@ -16,8 +16,8 @@ from fald.core.errors import FederationError, PolicyError
 from fald.core.reveals import KINDS, check_preparation, check_upload
 from fald.core.version import __version__
 from fald.federation import wire
+from fald.federation.site import opening
 from fald.federation.site import run as site_run
-from fald.federation.site import worker as site_worker
 from fald.federation.site.langevin import LangevinSite, Task
 from fald.federation.site.policy import make_policy
 from fald.federation.site.worker import SiteSettings, SiteWorker
@@ -66,7 +66,7 @@ class Site:
     def __init__(self, folder, policy="audit = false\n"):
         (folder / "POLICY.toml").write_text(policy)
         self.state = folder / "state"
-        self.settings = SiteSettings("a", self.state, policy=folder / "POLICY.toml")
+        self.settings = SiteSettings("a", self.state, policy=folder / "POLICY.toml", sites=("a", "b"))
         self.worker = SiteWorker(self.settings, load)
 
     def say(self, kind, values, arrays=None):
@@ -442,7 +442,7 @@ def test_policies_decide_by_what_the_method_declares(name):
     own = {key: value for key, value in known.items() if key.replace("-", "_") in takes(name)}
     study = make_study({**STUDY, "sampler": {"num-rounds": 4, "method": name, **own}}, "study.toml")
     reveals = study.sampler.build_method().about.reveals
-    proposal = site_worker._proposal(study, False, 2)
+    proposal = opening.enquiry_of(study, False, 2)
     assert (proposal.curvature, proposal.sums, proposal.declared) == (
         any(KINDS[kind].curvature for kind in reveals.kinds), reveals.sums, reveals.declared,
     )  # fmt: skip
@@ -451,7 +451,7 @@ def test_policies_decide_by_what_the_method_declares(name):
 
     def refused(policy, secure):
         try:
-            make_policy(policy).check(site_worker._proposal(study, secure, 2))
+            make_policy(policy).check(opening.enquiry_of(study, secure, 2))
         except PolicyError as error:
             return error.message
         return ""
@@ -470,7 +470,7 @@ def test_policies_decide_by_what_few_round_methods_ask_for(method, curvature):
     study = make_study(
         {**STUDY, "fit": {"method": method, "curvature": curvature, "max-rounds": 7}}, "study.toml"
     )
-    proposal = site_worker._proposal(study, True, 3)
+    proposal = opening.enquiry_of(study, True, 3)
     numbers = {n for kind in requests_of(method, curvature) for n, _ in ANSWERS[kind].arrays.values()}
     assert proposal.curvature == any(KINDS[n].curvature for n in numbers)
     assert (proposal.method, proposal.few_round, proposal.rounds, proposal.chains) == (method, True, 7, 1)

@@ -23,7 +23,7 @@ def test_importance_sampling_asks_every_condition_of_the_right_draws(monkeypatch
 
         def no(*given, name=name):
             asked[name] = given
-            return certify.Check(name, False, f"{name} says no")
+            return certify.Condition(name, False, f"{name} says no")
 
         monkeypatch.setattr(certify, function, no)
     found = fald.fit(

@@ -266,3 +266,66 @@ def test_scores_are_judged_by_their_standard_errors():
     assert certify.scores(draws[short], -own, 1.2 * tolerance, NAMES).holds
     assert not certify.scores(draws[short], -own, 0.8 * tolerance, NAMES).holds
     assert not certify.scores(draws, np.full_like(slopes, np.nan), 0.05, NAMES).holds
+
+
+@pytest.mark.parametrize("length", [0.01, 1.0, 100.0])
+def test_what_moves_along_a_tail_is_a_matter_of_proportion(length):
+    """Parameters that move by more than a tenth of the one that moves most, however long a direction is."""
+    for second, moving in ((0.09, 1), (0.11, 2)):
+        directions = length * SD * np.array([[1.0, second, 0.0]])
+        for power, holds in ((2 + moving - 0.01, False), (2 + moving + 0.01, True)):
+            values = np.array([0.0, -power * np.log(10)])
+            found = certify.tails(values, directions, 0.0, SD, NAMES)
+            assert found.holds == holds
+            assert ("along a, b:" in found.sentence) == (moving == 2)
+            assert ("along a:" in found.sentence) == (moving == 1)
+
+
+@pytest.mark.parametrize("length", [0.01, 1.0])
+def test_mass_far_out_names_what_moves(length):
+    rays = SimpleNamespace(
+        factor=np.diag(SD), directions=length * np.array([[0.0, 1.0, 0.5], [1.0, 0.05, 0.0]])
+    )
+    for worst, named in ((0, "along b, c lies"), (1, "along a lies")):
+        missed = np.zeros((2, 3))
+        missed[worst, 1] = 1.0
+        found = certify.far_mass(rays, SimpleNamespace(missed=missed, share=np.ones((2, 3))), 0.05, NAMES)
+        assert not found.holds
+        assert named in found.sentence
+
+
+def exact_draws(count=400):
+    """(M, 1) numbers with mean 0, variance 1 as the check has it, and their squares as they come."""
+    z = np.sort(np.random.default_rng(0).standard_normal(count))
+    z = (z - z[::-1]) / 2  # symmetric
+    return (z / z.std(ddof=1))[:, None]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("place", [0.0, 1e4])
+def test_the_mean_gradient_may_be_off_by_its_standard_error(sign, place):
+    z = exact_draws()
+    most = ndtri(1 - 0.01 / 4)  # two-sided, two identities
+    error = z.std() / np.sqrt(len(z))
+    for factor, holds in ((0.999, True), (1.001, False)):
+        found = certify.scores(place + z, -z + sign * factor * most * error, 1.0, ["a"])
+        assert found.holds == holds
+    # several parameters of different units and places
+    other = np.random.default_rng(1).permutation(z)
+    both = np.column_stack([z, 50 * other])
+    slopes = -(both @ np.linalg.inv(np.cov(both.T)))
+    assert certify.scores(both + np.array([place, -3 * place]), slopes, 0.1, ["a", "b"]).holds
+    assert not certify.scores(both + np.array([place, -3 * place]), 1.5 * slopes, 0.1, ["a", "b"]).holds
+
+
+def test_gradients_without_errors_are_judged_without_warnings():
+    z = exact_draws()
+    with np.errstate(all="raise"):
+        assert not certify.scores(z, np.ones_like(z), 1.0, ["a"]).holds
+        assert not certify.scores(z, np.full_like(z, np.nan), 1.0, ["a"]).holds
+
+
+def test_no_more_than_all_of_the_posterior_is_said_to_be_missing():
+    found = certify.defined(np.array([True, False]), np.array([1e9, 0.5]), np.ones(2), 0.05)
+    assert not found.holds
+    assert "about 100.0% of the posterior" in found.sentence

@@ -1,10 +1,12 @@
 """Conditions of chains that follow a learned gradient, each by itself at its border."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from fald.fewround import chains
-from fald.fewround.certify import quantile
+from fald.fewround.certify import Check, quantile
 
 COUNT, NAMES = 4000, ["a", "b"]
 RNG = np.random.default_rng(0)
@@ -20,9 +22,13 @@ def exact(count=COUNT):
 Z = exact()
 
 
+SCALES, PLACES = np.array([0.01, 30.0]), np.array([7.0, -400.0])
+
+
 def failing(old, previous, new, energies=None, accepted=0.9, tolerance=0.05, extra=False):
+    """The conditions that object, with parameters of different units far from zero."""
     energies = [Z[6], Z[7], Z[8]] if energies is None else energies
-    ends = [np.column_stack(pair) for pair in (old, previous, new)]
+    ends = [np.column_stack(pair) * SCALES + PLACES for pair in (old, previous, new)]
     checks = chains.chain_checks(ends, energies, accepted, 0.5, tolerance, NAMES[:1] if extra else NAMES)
     assert [c.name for c in checks] == ["movement", "bias", "settled", "acceptance"]
     return {c.name: c.sentence for c in checks if not c.holds}
@@ -103,3 +109,56 @@ def test_acceptance_and_reported_quantities():
     assert list(failing(OLD, PREVIOUS, NEW, accepted=0.4999)) == ["acceptance"]
     new = (NEW[0], mixed(OLD[1], NEW[1], 0.9))
     assert "in reported quantity 1)" in failing(OLD, PREVIOUS, new, extra=True)["movement"]
+
+
+# -- what chains are made of ----------------------------------------------------------------------------
+
+
+def test_a_frame_makes_its_gaussian_standard():
+    factor = np.array([[2.0, 0, 0], [-1.0, 0.5, 0], [0.3, 4.0, 1.5]])
+    frame = chains.Frame(np.array([1.0, -20.0, 300.0]), factor)
+    z = np.random.default_rng(0).standard_normal((5, 3))
+    positions = frame.positions(z)
+    for one, at in zip(z, positions):
+        np.testing.assert_allclose(at, frame.mean + factor @ one)
+    np.testing.assert_allclose(frame.inward(positions), z, atol=1e-9)
+    # of a normal density with this mean and covariance nothing is left over
+    slopes = -(positions - frame.mean) @ np.linalg.inv(factor @ factor.T)
+    np.testing.assert_allclose(frame.leftover(z, slopes), 0, atol=1e-9)
+    steeper = frame.leftover(z, slopes + np.array([0, 0, 1.0]))
+    np.testing.assert_allclose(steeper, np.tile(factor[2], (5, 1)), atol=1e-9)
+
+
+def test_gradients_that_are_no_numbers_are_zero_without_density():
+    value = np.array([1.0, np.nan, 3.0, np.inf, 5.0, -np.inf])
+    slope = np.array([[1.0, 2], [1, 2], [np.nan, 2], [1, 2], [1, np.inf], [1, 2]])
+    target = SimpleNamespace(gradients=lambda positions, sums: (value.copy(), slope.copy()))
+    asking = chains.gradients(target, np.zeros((6, 2)))
+    assert list(next(asking)) == ["states"]
+    with pytest.raises(StopIteration) as done:
+        asking.send({})
+    found, gradient = done.value.value
+    np.testing.assert_array_equal(found, [1.0, *[-np.inf] * 5])
+    np.testing.assert_array_equal(gradient, [[1, 2], *[[0, 0]] * 5])
+
+
+def test_a_round_and_the_end_of_chains_are_summed_up():
+    positions = np.array([[1.0, 10], [2, 40], [6, 10]])
+    row = chains.trace_row(positions, khat=0.3, ess=2.0, accepted=0.9)
+    np.testing.assert_allclose(row["mean"], [3, 20])
+    np.testing.assert_allclose(row["sd"], positions.std(axis=0))
+    assert (row["draws"], row["khat"], row["ess"], row["accepted"], row["explorers"]) == (3, 0.3, 2.0, 0.9, 0)
+    plain = chains.trace_row(positions)
+    assert all(np.isnan(plain[name]) for name in ("khat", "ess", "newton"))
+    failed = [Check("bias", False, "x is on its way"), Check("settled", False, "x moved")]
+    for wrong in ([], failed):
+        found = chains.chains_outcome(positions, wrong, 0.4, [row])
+        assert found.reached is not bool(wrong)
+        assert found.reason == ("x is on its way; x moved" if wrong else "")
+        assert bool(found.advice) is bool(wrong)
+        assert found.failed == (("bias", "settled") if wrong else ())
+        np.testing.assert_allclose(found.weights, [1 / 3] * 3)
+        np.testing.assert_allclose(found.mean, [3, 20])
+        np.testing.assert_allclose(found.covariance, np.cov(positions.T))
+        assert (found.khat, found.ess, found.modes.shape, found.trace) == (0.4, 3.0, (0, 2), [row])
+    assert chains.chains_outcome(positions[:, :1], [], 0.4, []).covariance.shape == (1, 1)

@@ -4,12 +4,16 @@ import io
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fald
 from fald.core.errors import ConfigError, Interrupted, StorageError
+from fald.federation.secure.session import fixed_point_sum, split
 from fald.fewround.exchange import InProcessExchange, total
+from fald.fewround.rounding import rounded
+from fald.fewround.site import answer, expand
 from helpers import federation, linear_model
 
 ROWS = federation().data
@@ -140,3 +144,33 @@ def test_sites_in_processes_of_their_own_give_the_same_posterior(tmp_path, metho
     assert far.attrs["rounds_done"] == near.attrs["rounds_done"]
     for name, values in near["posterior"].data_vars.items():
         np.testing.assert_allclose(far["posterior"][name].values, values.values, atol=1e-6)
+
+
+class Masked(InProcessExchange):
+    """Sums as the secure sum makes them."""
+
+    def ask(self, request):
+        full = expand(request)
+        each = [rounded(s.model, s.name, request, answer(s, full)) for s in self._sites]
+        flat = [np.concatenate([a[name].ravel() for name in sorted(a)]) for a in each]
+        return split(fixed_point_sum(flat, saturate=True), {name: a.shape for name, a in each[0].items()})
+
+
+@pytest.mark.parametrize("carried", [pytest.param(InProcessExchange, marks=pytest.mark.slow), Masked])
+@pytest.mark.parametrize(("edge", "verdict"), [(3.02, "not reached"), (99.0, "reached")])
+def test_a_likelihood_that_is_no_number_is_told_whichever_way_sums_are_carried(carried, edge, verdict):
+    """NaN beyond an edge that the draws pass, at one of the sites, and no site is named."""
+
+    def loglikelihood(theta, row):
+        return -((row["y"] - theta) ** 2) / 2 + row["odd"] * jnp.sqrt(edge - theta)
+
+    y = np.random.default_rng(0).normal(3.0, 1.0, 300)
+    parts = {
+        name: {"y": y[i::3], "odd": np.where(np.arange(100) == 5, float(name == "b"), 0.0)}
+        for i, name in enumerate("abc")
+    }
+    own = fald.Model(lambda theta: -(theta**2) / 200, loglikelihood, jnp.zeros(()))
+    data = fald.FederatedData.from_arrays(parts)
+    found = fald.fit(0, own, data, progress=False, exchange=carried(own, data))
+    assert found.attrs["verdict"] == verdict
+    assert verdict == "reached" or "not a number" in found.attrs["reason"]

@@ -324,7 +324,7 @@ def test_importance_sampling_does_not_give_up_before_it_has_drawn_as_much_as_it_
     for count, given_up in ((under_way.most_draws // 2, False), (under_way.most_draws, True)):
         centre = importance.proposal.gaussian(np.zeros(model.dim), np.eye(model.dim))
         under_way.batches = [
-            importance.Batch(2, centre, count, np.zeros((1, model.dim)), np.zeros(1), {})
+            importance.DrawBatch(2, centre, count, np.zeros((1, model.dim)), np.zeros(1), {})
         ] * 3
         assert importance._hopeless(under_way) is given_up
     under_way.modes.send(np.zeros((1, model.dim)))

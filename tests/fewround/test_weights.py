@@ -143,3 +143,59 @@ def test_resampling_by_hand(offset):
     if offset == 0.5:
         assert found.tolist() == wanted
     assert w.resample(np.array([0.5, 0.5 - 1e-16]), 4, 1.0).max() == 1
+
+
+def test_a_tail_that_begins_at_nothing_cannot_be_smoothed():
+    few = np.r_[np.full(950, -np.inf), np.linspace(-1, 0, 50)]
+    assert w.smooth(few).khat == np.inf
+    assert w.smooth(np.r_[np.full(950, -900.0), np.linspace(-1, 0, 50)]).khat == np.inf
+    assert w.smooth(np.r_[np.full(950, -1.0), np.linspace(-1, 0, 50)]).khat < np.inf
+    found = w.smooth(few)
+    np.testing.assert_array_equal(found.weights[:950], 0)  # what has no density gets no weight
+    assert found.weights.sum() == pytest.approx(1)
+
+
+def test_resampling_ends_at_the_last_entry():
+    """Rounding may leave the sum of the shares below one."""
+    short = next(
+        weights
+        for weights in (np.random.default_rng(seed).random(999) for seed in range(999))
+        if np.cumsum(weights)[-1] / np.sum(weights) < 1
+    )
+    assert w.resample(short, 1, 1.0).tolist() == [998]
+    np.testing.assert_array_equal(w.resample(np.array([1.0, 2.0, 1.0]), 4, 0.5), [0, 1, 1, 2])
+    np.testing.assert_array_equal(w.resample(np.array([0.5, 0.0, 0.5]), 2, 0.1), [0, 2])
+
+
+@pytest.mark.parametrize("count", [400, 2000])
+@pytest.mark.parametrize("seed", range(3))
+def test_kept_draws_have_the_means_and_sds_of_all(count, seed):
+    """With weights, heavy and skewed tails, and parameters of different units far from zero."""
+    rng = np.random.default_rng(seed)
+    values = np.column_stack(
+        [
+            1e3 + rng.standard_t(3, 6000),
+            -50 + 1e-3 * rng.gamma(0.5, size=6000),
+            20 * rng.standard_normal(6000),
+        ]
+    )
+    weights = rng.gamma(0.3, size=6000)
+    weights /= weights.sum()
+    kept = w.keep(values, weights, count, np.random.default_rng(seed))
+    assert kept.shape == (count,)
+    exact = w.moments(values, weights)
+    assert np.all(np.abs(values[kept].mean(axis=0) - exact.mean) <= 2.01e-3 * exact.sd)
+    assert np.all(np.abs(values[kept].std(axis=0) / exact.sd - 1) <= 2.1e-3)
+    # the twin: the same draws without exchanges, and how many draws are others
+    plain = w.resample(weights, count, float(np.random.default_rng(seed).random()))
+    assert np.abs(values[plain].std(axis=0) / exact.sd - 1).max() > 4e-3
+    # no more draws are exchanged than are needed
+    assert np.mean(np.isin(plain, kept)) > 0.5
+
+
+def test_draws_that_are_right_already_stay():
+    values = np.repeat([[-1.0], [1.0]], 500, axis=0)
+    weights = np.full(1000, 1e-3)
+    kept = w.keep(values, weights, 100, np.random.default_rng(0))
+    np.testing.assert_array_equal(kept, w.resample(weights, 100, float(np.random.default_rng(0).random())))
+    assert len(w.keep(values, weights, 1, np.random.default_rng(0))) == 1

@@ -265,6 +265,13 @@ def test_page_is_what_the_generator_makes_of_the_stored_outputs():
     assert PAGE.read_text(encoding="utf-8") == page.page(STORED)
 
 
+@pytest.mark.skipif(not PAGE.exists(), reason="the page is not part of this copy")
+@pytest.mark.parametrize("name", PANELS)
+def test_nothing_is_cut_from_a_stored_panel(name):
+    record = json.loads((STORED / f"{name}.json").read_text(encoding="utf-8"))
+    assert record["cut"] == cuts(name, read_settings(name, "full") | record["settings"]) == []
+
+
 def test_page_shows_every_panel_and_every_verdict(tmp_path):
     (record,) = runner.reproduce(["fig1d"], tmp_path, progress=False)
     text = page.page(tmp_path)

@@ -155,6 +155,45 @@ def test_step_size_that_diverges_is_not_chosen(sets, tmp_path):
     assert chosen[10]["step-size"] == 2e-4
 
 
+def test_the_step_size_is_chosen_by_the_mean_over_its_own_seeds(sets, tmp_path, monkeypatch):
+    briers = {2e-4: [0.25, 0.5], 1e-3: [0.125, 0.75]}  # the first seed alone would choose the other
+
+    def known(run, chains, label):
+        return [[{"round": c.num_rounds, "brier": briers[c.step_size][c.seed]}] for c in chains]
+
+    monkeypatch.setattr(images, "run_chains", known)
+    run = run_of("fig3", tmp_path, **{"tuning-seeds": 2, "num-seeds": 5})
+    scored = {"0.0002": 0.375, "0.001": 0.4375}
+    assert images.tune(run, "mnist", [10])[10] == {"step-size": 2e-4, "brier": scored}
+    run = run_of("fig3", tmp_path, **{"tuning-seeds": 1, "num-seeds": 5})
+    assert images.tune(run, "mnist", [10])[10]["step-size"] == 1e-3
+
+
+def test_chains_go_on_after_a_stop(sets, tmp_path):
+    """A stop at any time loses the chains under way and no other."""
+    settings = run_of("fig3", tmp_path).settings
+    chains = [
+        images.ImageChain("mnist", 1, 2e-4, 20, 0, seed, "test", **images.chain_settings(settings))
+        for seed in range(4)
+    ]
+    begun = []
+
+    def stops_at_the_third(chain, meter, stopped):
+        begun.append(chain.seed)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return images.score_chain(chain, meter)
+
+    run = run_of("fig3", tmp_path / "cache")
+    with pytest.raises(KeyboardInterrupt):
+        images.each_chain(run, chains, "energy", work=stops_at_the_third, kind="scores")
+    kept = {p: p.stat().st_mtime_ns for p in run.cache.iterdir()}
+    assert 1 <= len(kept) <= 3
+    resumed = images.run_chains(run, chains, "energy")
+    assert {p: p.stat().st_mtime_ns for p in kept} == kept
+    assert resumed == images.run_chains(run_of("fig3", tmp_path / "other"), chains, "energy")
+
+
 def test_calibration_panel(sets, tmp_path):
     panel = PANELS["calibration"]
     outcome = panel.measure(run_of("calibration", tmp_path / "cache"))

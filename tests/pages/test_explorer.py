@@ -154,6 +154,10 @@ def test_what_lies_outside_a_theory_is_said(explorer):
         ({"scheme": "lottery"}, "scheme must be"),
         ({"num_rounds": "1e400"}, "num-rounds must be a whole number"),
         ({"num_rounds": "9" * 30}, "num-rounds must be between"),
+        *[
+            ({name: "90000"}, f"{name.replace('_', '-')} must be at most")
+            for name in ("local_steps", "num_chains")
+        ],
         ({"delta": "0"}, "delta must be between"),
         ({"clip_norm": "-1"}, "clip-norm must be between"),
     ],

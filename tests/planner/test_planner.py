@@ -397,3 +397,18 @@ def test_fifty_parameters_and_a_hundred_sites_are_planned():
     data = fald.FederatedData.from_arrays(clients)
     found = planner.plan(fald.models.logistic_regression(d), data)
     assert found.best.predicted.bias <= 0.05
+
+
+def test_a_schedule_that_is_constant_has_the_law_of_the_constant_step():
+    schedules = fald.schedules
+    problem = planner.Problem.from_gaussian([[[1.0]], [[3.0]]], [[0.0], [1.0]], [0.5, 0.5])
+    rounds = [0, 1, 7, 40]
+    constant = planner.Setting(local_steps=3, step_size=0.05, correlation=0.3)
+    same = schedules.piecewise([(0, 0.05), (30, 0.05)])
+    expected = planner.trajectory(problem, constant, rounds)
+    found = planner.trajectory(problem, replace(constant, step_size=same), rounds)
+    for name in ("w2", "bias", "sd_error"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-7)
+    other = schedules.piecewise([(0, 0.05), (30, 0.01)])  # the twin
+    found = planner.trajectory(problem, replace(constant, step_size=other), rounds)
+    assert abs(found.w2[-1] / expected.w2[-1] - 1) > 0.3

@@ -19,7 +19,7 @@ from scipy.stats import binom, norm
 
 from fald.core.errors import ConfigError, PrivacyError
 from fald.federation.site.account import Account
-from fald.federation.site.ledger import Ledger as SiteLedger
+from fald.federation.site.ledger import SiteLedger
 from fald.langevin.fald import fald
 from fald.langevin.guard import Guard
 from fald.privacy import Ledger, RunSettings, account, calibrate

@@ -147,6 +147,14 @@ def test_a_result_can_be_accounted_for_again():
     assert account(tree, delta=1e-4, method="rdp").worst > stated
 
 
+@pytest.mark.parametrize("view", ["server", "summed"])
+def test_a_result_shows_of_a_site_no_more_than_its_epsilon_counts(view):
+    """How far each site moved is seen by a server, and not by somebody who sees sums alone."""
+    how = Protection(delta=1e-5, view=view)
+    stats = fald.sample(0, LOGISTIC, regression_data(), num_rounds=3, privacy=how, **RUN)["sample_stats"]
+    assert bool(np.isnan(stats["drift"].values).all()) == (view == "summed")
+
+
 def test_chains_are_counted():
     data = regression_data()
     said = []

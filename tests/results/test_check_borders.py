@@ -18,6 +18,7 @@ from test_checks import (
     of_run,
 )
 
+from fald.results.checks_of_model import DISTANCE_RED, P_AMBER
 from fald.results.examine import made_checks
 from fald.results.judgement import Check, by_limits, judgement, listed
 
@@ -69,6 +70,70 @@ def test_strict_minds_the_sampling_and_only_where_it_needs_care(name):
     assert check.strict
     assert "run longer" in check.advice
     assert found({**CHAIN, "chains": 1}, "Mixing (R-hat)").strict
+
+
+def test_chains_and_draws_at_their_borders():
+    def check(key, value, **run):
+        name = {"r_hat": "Mixing (R-hat)", "ess_bulk": "Effective draws (ESS)"}[key]
+        return found({**of_run(CHAIN, summary=[{**ROW, key: value}]), **run}, name)
+
+    for value, expected in ((1.01, "green"), (1.0101, "amber"), (1.05, "amber"), (1.0501, "red")):
+        assert check("r_hat", value, chains=2).colour == expected
+    assert check("r_hat", 1.0, chains=1).shown == "one chain"
+    for value, expected in ((400, "green"), (399.9, "amber"), (100, "amber"), (99.9, "red")):
+        assert check("ess_bulk", value).colour == expected
+    assert "enough for intervals" in check("ess_bulk", 400).sentence
+    assert "ends of its interval" in check("ess_bulk", 399.9).sentence
+    assert "too few for an interval" in check("ess_bulk", 99.9).sentence
+    for key in ("r_hat", "ess_bulk"):
+        missing = check(key, None)
+        assert (missing.colour, missing.shown) == ("red", "")
+        assert "cannot be c" in missing.sentence
+
+
+def test_distances_are_told_where_they_are_known():
+    for value, told in ((0.031, True), (None, False)):
+        said = found({**CHAIN, "reference": {**REFERENCE, "w2_relative": value}}, "Distance to a reference")
+        assert ("W2 of Gaussians" in said.sentence) is told
+    one, two = (found({**FITTED, "modes": n}, "Further solutions").sentence for n in (1, 2))
+    assert "No further solution was found" in one
+    assert "There are 1 further solutions: the posterior has 2 modes" in two
+
+
+def test_values_far_apart_are_listed_up_to_five():
+    for count, more in ((5, False), (6, True)):
+        far = [{"column": f"c{i}", "client": "a", "count": 1} for i in range(count)]
+        check = found({**CHAIN, "values": far}, "Values")
+        assert check.colour == "amber"
+        assert ("and 1 more" in check.sentence) is more
+        assert "c4 at a (1)" in check.sentence
+        assert check.shown == f"{count} values"
+
+
+def test_of_failed_comparisons_the_farthest_is_named():
+    """Three comparisons are made, so each p-value counts three times."""
+
+    def fit(site, scatter, rows):
+        def one(p, far):
+            return {**FIT["squared_error"], "p_value": p, "distance": far}
+
+        given = {"site_means": one(*site), "squared_error": one(*scatter), "calibration_error": one(*rows)}
+        return found({**CHAIN, "predictive": {**FIT, **given}}, "Fit of the model")
+
+    border = P_AMBER / 3
+    fine = (0.9, 0.1)
+    for p, expected in ((1.001 * border, "green"), (0.999 * border, "amber")):
+        for failing in range(3):
+            parts = [fine] * 3
+            parts[failing] = (p, 3.0)
+            assert fit(*parts).colour == expected
+    # a p-value that is not low enough does not name a comparison, however far it is
+    said = fit((0.9 * border, 3.0), (1.2 * border, 3.5), fine).sentence
+    assert "mean outcomes" in said
+    assert "scatter" in fit((0.9 * border, 3.0), (0.9 * border, 3.5), fine).sentence
+    assert "rows of similar prediction" in fit((0.9 * border, 3.0), fine, (0.9 * border, -3.5)).sentence
+    for far, expected in ((DISTANCE_RED - 1e-9, "amber"), (DISTANCE_RED, "red"), (-DISTANCE_RED, "red")):
+        assert fit(fine, (0.5 * border, far), fine).colour == expected
 
 
 @pytest.mark.parametrize("which", ["bias", "sd_error"])

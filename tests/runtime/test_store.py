@@ -87,6 +87,24 @@ def test_another_run_is_refused(store, change, words):
     assert again(store).open() is True
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        Store(tmp_path / "file" / "run", ABOUT).open()
+
+
+def test_what_a_kill_left_may_be_gone_already(store, monkeypatch):
+    left = store.path / ".draws.npz.tmp"
+    monkeypatch.setattr(type(left), "glob", lambda self, pattern: iter([left]))
+    assert again(store).open() is False
+
+
+def test_what_the_run_is_can_be_compared_as_text(store):
+    about = json.loads((store.path / "run.json").read_text())
+    assert about == {"format": 1, **ABOUT}
+    assert (store.path / "run.json").read_text() == json.dumps(about, indent=1, sort_keys=True)
+
+
 def test_folders_that_are_damaged_or_half_written(store):
     left = store.path / ".state.npz.tmp"
     left.write_bytes(b"half")

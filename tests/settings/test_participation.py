@@ -19,7 +19,7 @@ import fald
 from fald.core.errors import ConfigError
 from fald.core.keys import Stream, stream_key
 from fald.settings import participation
-from fald.settings.participation import draw, num_slots
+from fald.settings.participation import check_participation, draw, num_slots
 
 SIZES = (1, 2, 3, 4)
 NUM_ROUNDS = 20_000
@@ -163,6 +163,35 @@ def test_scheme_two_refuses_unequal_clients_unless_told_otherwise():
     assert "allow-unequal" in str(caught.value.hint)
     fald.without_replacement(2, allow_unequal=True).check(np.array([2, 5, 3]))
     fald.without_replacement(2).check(np.array([4, 4, 4]))
+
+
+@pytest.mark.parametrize("make", [fald.with_replacement, fald.without_replacement])
+def test_one_participant_and_all_of_them_are_allowed(make):
+    for s in (1, 3, np.int64(2)):
+        make(s).check(np.array([3, 3, 3]))
+    assert type(make(np.int64(2)).num_participants) is int
+    make(1).check(np.array([3]))
+
+
+def test_participation_is_made_by_the_three_functions():
+    assert check_participation(None) is None
+    assert check_participation(fald.full()) == fald.full()
+    for wrong in ("full", 3, {"scheme": "full"}):
+        with pytest.raises(ConfigError, match=r"participation must be fald\.full"):
+            check_participation(wrong)
+
+
+def test_draws_are_words_of_one_stream(monkeypatch):
+    """A slot's row is the first word of the key, so that no other draw of the round repeats it."""
+    asked = []
+
+    def words(key, step, count, span):
+        asked.append((step, count, int(span)))
+        return jnp.zeros(count, jnp.int32)
+
+    monkeypatch.setattr(participation, "integers", words)
+    draw(fald.with_replacement(5), jax.random.key(0), offsets_of(SIZES))
+    assert asked == [(0, 5, 10)]
 
 
 class TestThroughSample:

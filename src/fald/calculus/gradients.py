@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fald.calculus.convolutions import channels_last, convolves
 from fald.core.keys import integers
 from fald.core.types import PyTree
 from fald.problem.data import FederatedData
@@ -19,6 +20,10 @@ from fald.problem.model import Model
 
 _POWERS = 12  # of the Hessian, by which its largest eigenvalue is found
 _DESCENTS = 200  # steps down to a rough mode
+_MOST_ROWS = 1000  # of a client, by which its curvature is judged
+_FEW_ROWS = 64
+_OPERATIONS = 1.5e10  # that a look at curvatures may take: half a second or so
+_HESSIAN = 2.5  # operations of a Hessian times a vector, in those of a gradient
 
 
 class Batch(NamedTuple):
@@ -205,7 +210,10 @@ def gradient_fn(model: Model, total_rows, clip_norm=None) -> Callable[[jax.Array
         def energy(position):
             return _energy(model, position, batch, _scale(total_rows, batch, theta.dtype))
 
-        return ravel_pytree(jax.grad(energy)(model.unravel(theta)))[0]
+        gradient = jax.grad(energy)
+        if convolves(model, batch.rows):
+            gradient = channels_last(gradient)
+        return ravel_pytree(gradient(model.unravel(theta)))[0]
 
     def clipped(theta: jax.Array, batch: Batch) -> jax.Array:
         assert clip_norm is not None
@@ -227,41 +235,79 @@ def client_rows(data: FederatedData, client: int, capacity: int) -> Batch:
     return Batch(rows, jnp.arange(capacity) < size, jnp.asarray(size))
 
 
+def affordable(
+    model: Model, data: FederatedData, clients: Sequence[int], looks: int
+) -> tuple[list[int], int]:
+    """Which clients, and how many rows of each, to look at so often by Hessians times vectors.
+
+    At most 1,000 rows. Where that is too much work, by the compiler's count of operations, fewer rows, then
+    fewer clients, evenly spaced: the answer does not depend on the machine.
+    """
+    rows = min(int(data.sizes[list(clients)].max()), _MOST_ROWS)
+    most = _OPERATIONS / (looks * _HESSIAN * max(_operations(model, data), 1.0))  # rows of all clients
+    rows = max(1, min(rows, max(int(most / len(clients)), min(_FEW_ROWS, int(most)))))
+    count = max(1, min(len(clients), int(most / rows)))
+    taken = np.linspace(0, len(clients) - 1, count).astype(int)
+    return [clients[i] for i in taken], rows
+
+
+def _operations(model: Model, data: FederatedData) -> float:
+    """Floating operations in the gradient of one row's log likelihood."""
+    row = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape[1:], jax.dtypes.canonicalize_dtype(a.dtype)), data.rows
+    )
+    theta = jax.eval_shape(lambda: model.flat_initial_position)
+    found: Any = jax.jit(jax.grad(model.flat_loglikelihood)).lower(theta, row).cost_analysis()
+    return float((found or {}).get("flops", 0.0))
+
+
 def largest_curvatures(
     model: Model, data: FederatedData, clients: Sequence[int], theta: jax.Array
-) -> np.ndarray:
-    """Largest eigenvalue, in size, of ∇²f^c at ``theta`` for some clients.
+) -> tuple[list[int], np.ndarray]:
+    """Largest eigenvalue, in size, of ∇²f^c at ``theta`` for some clients, and which these are.
 
-    By power iteration on at most 1,000 rows of each client, so a little too small rather than too
-    large.
+    By a few powers of the Hessian on some rows of each client, so a little too small rather than too large.
+    What it may take is bounded: of a large model fewer rows and clients are looked at.
     """
-    capacity = min(int(data.sizes[list(clients)].max()), 1000)
-    batches = (client_rows(data, c, capacity) for c in clients)
-    return np.array([float(_curvature(model, theta, batch, data.num_rows)) for batch in batches])
+    chosen, capacity = affordable(model, data, clients, _POWERS)
+    found = []
+    for client in chosen:
+        batch, vector = client_rows(data, client, capacity), _direction(theta)
+        for _ in range(_POWERS):  # not a compiled loop, which would take longer to compile
+            vector, size = _times_hessian(model, theta, vector, (batch, data.num_rows))
+        found.append(float(size))
+    return chosen, np.array(found)
+
+
+def _direction(theta: jax.Array) -> jax.Array:
+    start = jax.random.normal(jax.random.key(0), theta.shape, theta.dtype)
+    return start / jnp.linalg.norm(start)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _curvature(model: Model, theta: jax.Array, batch: Batch, total_rows) -> jax.Array:
+def _times_hessian(model: Model, theta: jax.Array, vector: jax.Array, on: Any) -> tuple[jax.Array, jax.Array]:
+    """The direction of ∇²f^c v, and its length."""
+    batch, total_rows = on
     energy = energy_fn(model, total_rows)
-
-    def step(_, vector):
-        vector = vector / jnp.maximum(jnp.linalg.norm(vector), jnp.finfo(theta.dtype).tiny)
-        return jax.jvp(jax.grad(lambda t: energy(t, batch)), (theta,), (vector,))[1]
-
-    start = jax.random.normal(jax.random.key(0), theta.shape, theta.dtype)
-    return jnp.linalg.norm(jax.lax.fori_loop(0, _POWERS, step, start))
+    product = jax.jvp(jax.grad(lambda t: energy(t, batch)), (theta,), (vector,))[1]
+    size = jnp.linalg.norm(product)
+    return product / jnp.maximum(size, jnp.finfo(theta.dtype).tiny), size
 
 
 def pooled_mode(model: Model, data: FederatedData, theta: jax.Array) -> jax.Array:
     """A point near the mode of the joint posterior: gradient descent from ``theta`` that only goes down.
 
-    On at most 2,000 rows, evenly spaced; for rough answers such as a stable step size.
+    On at most 2,000 rows, evenly spaced, of a large model fewer; for rough answers such as a stable step.
     """
-    taken = np.unique(np.linspace(0, data.num_rows - 1, min(data.num_rows, 2000)).round().astype(int))
+    _, rows = affordable(model, data, [0], _DESCENTS)
+    most = 2000 if rows == min(_MOST_ROWS, int(data.sizes[0])) else rows
+    taken = np.unique(np.linspace(0, data.num_rows - 1, min(data.num_rows, most)).round().astype(int))
     rows = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[taken]), data.rows)
     energy = energy_fn(model, data.num_rows)
     batch = Batch(rows, None, jnp.asarray(len(taken)))
     down = jax.value_and_grad(lambda t: energy(t, batch))
+    if convolves(model, rows):
+        down = channels_last(down)
 
     def step(_, carry):
         theta, value, grad, size = carry

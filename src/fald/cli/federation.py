@@ -57,7 +57,10 @@ def serve(name: Folder) -> None:
 @app.command()
 def join(
     kit: Annotated[Path, typer.Argument(help="The site's folder, from the coordinator.", show_default=False)],
-    data: Annotated[Path, typer.Option(help="The site's table, CSV or Parquet.", show_default=False)],
+    data: Annotated[
+        Path,
+        typer.Option(help="The site's table, CSV or Parquet, or what a model reads.", show_default=False),
+    ],
     policy: Annotated[
         Path | None, typer.Option(help="What the site allows (TOML).", show_default=False)
     ] = None,
@@ -134,6 +137,44 @@ def log(
         print(json.dumps({"site": name, "record": entries}, indent=1))
     else:
         print(commands.log_text(name, entries))
+
+
+@app.command()
+def repin(
+    kit: Annotated[
+        Path, typer.Argument(help="This site's kit, or the folder of its state.", show_default=False)
+    ],
+    site: Annotated[str, typer.Argument(help="The site whose key has changed.", show_default=False)],
+    roster: Annotated[Path, typer.Argument(help="roster.json of the coordinator.", show_default=False)],
+    fingerprint: Annotated[
+        str,
+        typer.Option(help="What that site has told you; without it nothing is changed.", show_default=False),
+    ] = "",
+) -> None:
+    """At a site: take the new key of another site, which has lost its key, is new, or has left.
+
+    Example: fald federation repin north south roster.json
+    """
+    from fald.federation import commands
+
+    print(commands.repin(kit, site, roster, fingerprint))
+
+
+@app.command()
+def doctor(
+    folder: Annotated[Path, typer.Argument(help="Folder of a federation, or of a site.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> None:
+    """Look for what will fail: versions, clocks, ports, certificates, disk, keys; then with exit code 7.
+
+    Example: fald federation doctor trial
+    """
+    from fald.federation import doctor as examination
+
+    found = examination.examine(folder)
+    print(json.dumps([f._asdict() for f in found], indent=1) if as_json else examination.text(found))
+    if any(finding.level == "bad" for finding in found):
+        raise typer.Exit(int(ExitCode.FEDERATION))
 
 
 @app.command()

@@ -352,6 +352,28 @@ def new(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("stu
     print(f"Wrote {path}. Edit it, then: fald run {path}")
 
 
+@app.command("new-model", short_help="Write a package with a model of your own to start from.")
+def new_model(
+    folder: Annotated[
+        Path, typer.Argument(metavar="NAME", help="Folder and package to make.", show_default=False)
+    ],
+) -> None:
+    """Write a small package with a model of your own, which studies and federations can name.
+
+    It has an entry point, a model, a test against NUTS, and a study with data and a site's policy.
+
+    Example: fald new-model my-model
+    """
+    from fald.study.new_model import write_model
+
+    write_model(folder)
+    print(
+        f"Wrote {folder}: the model is in {folder / folder.name.replace('-', '_') / '__init__.py'}. Next:\n"
+        f"  pip install --editable {folder}          here, and at every site of a federation\n"
+        f"  fald run {folder / 'study.toml'}"
+    )
+
+
 app.add_typer(federation_app, short_help="Run one study across machines.")
 
 

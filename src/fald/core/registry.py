@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -25,6 +26,9 @@ class Registry(Mapping[str, Any]):
         Entry-point group through which an installed package adds its own.
     own
         The package's own, as ``"module:object"``. They cannot be replaced from outside.
+    qualified
+        Whether what an installed package adds is called ``"package:name"``, so that nobody can take it for
+        the package's own.
 
     Examples
     --------
@@ -37,15 +41,20 @@ class Registry(Mapping[str, Any]):
       hint: did you mean 'square'?
     """
 
-    def __init__(self, kind: str, group: str, own: Mapping[str, str]):
-        self.kind, self.group, self._own = kind, group, dict(own)
+    def __init__(self, kind: str, group: str, own: Mapping[str, str], *, qualified: bool = False):
+        self.kind, self.group, self._own, self._qualified = kind, group, dict(own), qualified
 
     @functools.cached_property
     def _found(self) -> dict[str, list[EntryPoint]]:
         found: dict[str, list[EntryPoint]] = {}
         for point in entry_points(group=self.group):
-            known = found.setdefault(point.name, [])
-            if point.name not in self._own and point.value not in [k.value for k in known]:
+            name = point.name
+            if self._qualified:
+                if point.dist is None:
+                    continue
+                name = f"{re.sub('[-_.]+', '-', point.dist.name).lower()}:{name}"
+            known = found.setdefault(name, [])
+            if name not in self._own and point.value not in [k.value for k in known]:
                 known.append(point)
         return {name: points for name, points in found.items() if points}
 
@@ -56,20 +65,31 @@ class Registry(Mapping[str, Any]):
         points = self._found.get(name, [])
         if not points:
             near = difflib.get_close_matches(name, list(self), 1)
-            raise ConfigError(
-                f"no {self.kind} named {name!r}",
-                hint=f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self)}",
-            )
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self)}"
+            if self._qualified and ":" in name and not near:
+                hint = f"the package that has it is not installed here; {hint}"
+            raise ConfigError(f"no {self.kind} named {name!r}", hint=hint)
         if len(points) > 1:
             raise ConfigError(
                 f"two installed packages have a {self.kind} named {name!r}: "
                 + " and ".join(sorted(p.value for p in points)),
                 hint="uninstall one of them",
             )
-        return points[0].load()
+        try:
+            return points[0].load()
+        except Exception as error:  # whatever somebody else's module raises when it is imported
+            raise ConfigError(
+                f"the {self.kind} {name!r} cannot be loaded: {type(error).__name__}: {error}",
+                hint="is everything installed that its package needs?",
+            ) from error
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Names of the package's own."""
+        return tuple(self._own)
 
     def origin(self, name: str) -> tuple[str, str] | None:
-        """Distribution and version that a name comes from; None: the package itself."""
+        """Distribution and version that a name comes from; None: the package itself, or nothing."""
         if name in self._own or name not in self._found:
             return None
         dist = self._found[name][0].dist

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fald.core.errors import ConfigError, FederationError, printable
-from fald.core.files import write_atomically
-from fald.federation.engines import ENGINES, Deployment, Site, deployment_of
+from fald.core.files import sole_owner, write_atomically
+from fald.core.version import differences, library_versions
+from fald.federation.engines import ENGINES, Deployment, JoinedSite, deployment_of
 from fald.federation.folder import (
     ENGINE,
     kit_engine,
@@ -21,15 +22,15 @@ from fald.federation.folder import (
     read_settings,
     read_submitted,
 )
-from fald.federation.secure.identity import Identity, check_public
+from fald.federation.secure.identity import Identity, check_public, key_fingerprint
 from fald.federation.secure.session import FEWEST_SITES
-from fald.federation.site.policy import read_policy
 from fald.federation.site.record import as_rows, read_record
-from fald.federation.site.worker import read_site
-from fald.problem.data import read_table
+from fald.federation.site.settings import read_site
+from fald.problem.encoding import TABLES, existing, read_table
 from fald.results.text import align
 
 Report = Callable[[str], None]
+GONE = "gone"  # the fingerprint of a site that has left
 _LATE = 30.0  # seconds of silence after which a site is called silent; it is heard of every ten
 
 
@@ -98,17 +99,22 @@ def join(
     """
     engine: Deployment = ENGINES[kit_engine(kit)]
     about = engine.read_kit(kit)
-    rows = len(read_table(data))
-    read_policy(policy)
+    # what is no table is read by the model of a study
+    table = existing(data).suffix.lower() in TABLES
+    rows = f"{len(read_table(data)):,} rows in {data}" if table else f"what a model reads in {data}"
+    if policy is not None:
+        from fald.federation.site.policy import read_policy  # it knows all methods, which takes its time
+
+        read_policy(policy)
     if pins is not None:
         _check_pins(pins, about["site"])
     place = (state or kit / "site").resolve()
     asks = f"{about['host']}:{about['port']}, authority {about['authority']}"
     _same_coordinator(place, asks)
     files = {"data": data, "policy": policy, "pins": pins}
-    site = write_site(place, about["site"], files, coordinator=asks)
+    site = write_site(place, about["site"], files, coordinator=asks, sites=about["sites"])
     rules = f"rules of {policy}" if policy else "default rules"
-    report(f"Site {about['site']} of {about['federation']}: {rows:,} rows in {data}, {rules}")
+    report(f"Site {about['site']} of {about['federation']}: {rows}, {rules}")
     report(
         f"The federation's authority has the fingerprint {about['authority']}: compare it with what the "
         "coordinator tells you by another way, such as the telephone."
@@ -119,9 +125,75 @@ def join(
             "Only two sites: no secure sum can hide what this one sends. The coordinator sees each upload, "
             f"and {other} can work out much from the result; 'unsummed = false' in a policy refuses that."
         )
+    for line in differences(about.get("versions") or library_versions(), library_versions()):
+        report(f"The federation was made with {line}: the coordinator and all sites need the same.")
     identity = _identity(read_site(site).identity)
-    place = Site(kit, about, site, read_site(site).state / "status.json", identity.public)
-    engine.join(place, report, patience)
+    report(f"This site's key has the fingerprint {key_fingerprint(identity.public)}.")
+    here = JoinedSite(kit, about, site, read_site(site).state / "status.json", identity.public)
+    with _joined_once(place):
+        engine.join(here, report, patience)
+
+
+@contextlib.contextmanager
+def _joined_once(place: Path) -> Iterator[None]:
+    """Refuse to join from a folder from which another process has joined."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(sole_owner(place, "join.lock"))
+        except ConfigError as error:
+            raise FederationError(
+                f"this site has joined already: {error.message}", hint="one process is enough; stop the other"
+            ) from error
+        yield
+
+
+def repin(kit: Path, site: str, roster: Path, fingerprint: str) -> str:
+    """At a site: take another site's new key, or the absence of one, once its fingerprint was compared.
+
+    Parameters
+    ----------
+    kit
+        This site's kit, or the folder of its state.
+    site
+        Whose key has changed; a new site, or one that has left.
+    roster
+        The federation's ``roster.json``, from the coordinator.
+    fingerprint
+        What the other site told its operator by another way; nothing: only say what has changed.
+
+    Raises
+    ------
+    ConfigError
+        If there is nothing to change here, or the fingerprint is not that of the new key.
+    """
+    home = _home(kit)
+    own = read_site(home)
+    if own.pins is not None:
+        raise ConfigError(
+            f"the keys that {own.name} trusts are in {own.pins}", hint="change that file, and join again"
+        )
+    path = own.state / "pins.json"
+    keys, known = _read_keys(roster), _read_keys(path) if path.exists() else {}
+    before, after = (known.get(site), keys.get(site))
+    if before == after:
+        return (
+            f"Nothing to do: the key of {site} is {key_fingerprint(after) if after else 'in neither file'}."
+        )
+    told = key_fingerprint(after) if after else GONE
+    change = f"{site}: {key_fingerprint(before) if before else 'no key'} so far, in {roster} now {told}."
+    if not fingerprint:
+        return (
+            f"{change}\nAsk {site} itself for its fingerprint ('join' and 'doctor' show it), by telephone. "
+            f"If it is this one:\n  fald federation repin {kit} {site} {roster} --fingerprint {told}"
+        )
+    if fingerprint.strip().lower() != told:
+        raise ConfigError(
+            f"{fingerprint!r} is not the fingerprint of the key of {site} in {roster}, which is {told}",
+            hint="somebody may have exchanged the key on its way; nothing was changed",
+        )
+    left = {name: key for name, key in {**known, site: after}.items() if key is not None}
+    write_atomically(path, json.dumps(left, indent=1, sort_keys=True).encode())
+    return f"{change} {own.name} goes by the new one from the next run on."
 
 
 def _same_coordinator(place: Path, asks: str) -> None:
@@ -137,12 +209,15 @@ def _same_coordinator(place: Path, asks: str) -> None:
         )
 
 
-def write_site(folder: Path, name: str, files: Mapping[str, Path | None], *, coordinator: str = "") -> Path:
-    """Write ``site.toml``, which tells the site's workers where things are."""
+def write_site(
+    folder: Path, name: str, files: Mapping[str, Path | None], *, coordinator: str, sites: Sequence[str]
+) -> Path:
+    """Write ``site.toml``, which tells the site's workers where things are, and who the others are."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     values = {
         "name": name,
-        **({"coordinator": coordinator} if coordinator else {}),
+        "coordinator": coordinator,
+        "sites": list(sites),
         **{key: str(path.resolve()) for key, path in files.items() if path is not None},
     }
     text = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
@@ -151,15 +226,18 @@ def write_site(folder: Path, name: str, files: Mapping[str, Path | None], *, coo
 
 
 def _check_pins(path: Path, site: str) -> None:
+    if site not in _read_keys(path):
+        raise ConfigError(f"{path} has no key for {site}, this site")
+
+
+def _read_keys(path: Path) -> dict[str, str]:
     try:
         known = json.loads(path.read_text())
-        keys = {name: check_public(name, key) for name, key in known.items()}
+        return {name: check_public(name, key) for name, key in known.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{path} holds no public keys of sites ({error})", hint="see roster.json"
         ) from error
-    if site not in keys:
-        raise ConfigError(f"{path} has no key for {site}, this site")
 
 
 def _identity(path: Path) -> Identity:
@@ -177,11 +255,15 @@ def read_log(folder: Path) -> tuple[str, list[dict[str, Any]]]:
     StorageError
         If a line of the record was changed or removed.
     """
-    home = folder / "site" if (folder / "site" / "site.toml").exists() else folder
-    site = read_site(home)
+    site = read_site(_home(folder))
     if not site.identity.exists():
         raise ConfigError(f"no site has answered from {folder} yet", hint="'fald federation join' starts one")
     return site.name, read_record(site.state)
+
+
+def _home(folder: Path) -> Path:
+    """Where the ``site.toml`` of a kit is, or of the folder itself."""
+    return folder / "site" if (folder / "site" / "site.toml").exists() else folder
 
 
 def log_text(name: str, entries: list[dict[str, Any]]) -> str:

@@ -103,8 +103,8 @@ def new_settings(name: str, sites: tuple[str, ...], host: str, port: int) -> Fed
             f"--host {host!r} is no host name or IPv4 address",
             hint="at which the sites reach the coordinator; 127.0.0.1 if all are on one machine",
         )
-    if not 1024 <= port <= 65535:
-        raise ConfigError(f"--port must be from 1024 to 65535; got {port}")
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"--port must be from 1 to 65535; got {port}")
     if host in sites:
         raise ConfigError(
             f"the host {host!r} has the name of a site", hint="choose another name for the site"

@@ -26,7 +26,7 @@ _QUARTERS = 4  # groups of chains, by where they began
 _GAIN = 0.05  # nats by which a round must raise the top for it to be rising still
 
 
-class Check(NamedTuple):
+class Condition(NamedTuple):
     """One condition: whether it holds, and a sentence for when it does not."""
 
     name: str
@@ -55,59 +55,61 @@ def needed_factor(precision: Precision, tolerance: float) -> float:
     return float((z * max(precision.mean.max(), precision.sd.max()) / tolerance) ** 2)
 
 
-def khat(newest: Smoothed, count: int) -> Check:
+def khat(newest: Smoothed, count: int) -> Condition:
     """Whether the weights of the newest draws rest on many of them; fewer draws need lighter tails."""
     limit = khat_limit(count)
-    return Check(
+    return Condition(
         "k-hat", newest.khat < limit, f"k-hat of the weights is {newest.khat:.2f}, not below {limit:.2f}"
     )
 
 
-def pooled_khat(pooled: Smoothed) -> Check:
+def pooled_khat(pooled: Smoothed) -> Condition:
     """Whether the weights of all recent rounds together do."""
     # nearly equal weights have a tail of no consequence, whatever its shape
     light = pooled.khat < KHAT_LIMIT or pooled.ess > 0.7 * len(pooled.weights)
-    return Check("pooled k-hat", light, f"k-hat over all rounds is {pooled.khat:.2f}, not below {KHAT_LIMIT}")
+    return Condition(
+        "pooled k-hat", light, f"k-hat over all rounds is {pooled.khat:.2f}, not below {KHAT_LIMIT}"
+    )
 
 
-def means_precise(precision: Precision, tolerance: float, names: list[str]) -> Check:
+def means_precise(precision: Precision, tolerance: float, names: list[str]) -> Condition:
     """Whether Monte-Carlo errors of all means together are within the tolerance."""
     return _precise("mean", precision.mean, tolerance, names)
 
 
-def sds_precise(precision: Precision, tolerance: float, names: list[str]) -> Check:
+def sds_precise(precision: Precision, tolerance: float, names: list[str]) -> Condition:
     """Whether Monte-Carlo errors of all sds together are within the tolerance."""
     return _precise("sd", precision.sd, tolerance, names)
 
 
-def _precise(what: str, errors: Array, tolerance: float, names: list[str]) -> Check:
+def _precise(what: str, errors: Array, tolerance: float, names: list[str]) -> Condition:
     worst = int(np.argmax(errors))
     error = float(quantile(len(errors)) * errors[worst])
-    return Check(
+    return Condition(
         f"precision of {what}s",
         error <= tolerance,
         f"the {what} of {names[worst]} is known to {error:.3f} sd at 95%, not to {tolerance:g}",
     )
 
 
-def moments_exist(precision: Precision, names: list[str]) -> Check:
+def moments_exist(precision: Precision, names: list[str]) -> Condition:
     """Whether every sd rests on many draws: the tail of weight times squared distance."""
     heavy = int(np.argmax(precision.khat))
-    return Check(
+    return Condition(
         "moments",
         bool(precision.khat[heavy] < KHAT_LIMIT),
         f"the sd of {names[heavy]} rests on few draws (k-hat {precision.khat[heavy]:.2f})",
     )
 
 
-def agreement(newest: Moments, pooled: Moments, tolerance: float, names: list[str]) -> Check:
+def agreement(newest: Moments, pooled: Moments, tolerance: float, names: list[str]) -> Condition:
     """Whether the newest draws and those of all rounds give the same means and sds."""
     sd = np.maximum(newest.sd, np.finfo(float).tiny)  # a single draw may have all the weight
     shift = np.abs(newest.mean - pooled.mean) / sd
     stretch = np.abs(pooled.sd / sd - 1)
     worst = int(np.argmax(np.maximum(shift, stretch)))
     apart = float(max(shift[worst], stretch[worst]))
-    return Check(
+    return Condition(
         "agreement",
         apart <= tolerance,
         f"rounds disagree on {names[worst]} by {apart:.3f} sd, more than {tolerance:g}",
@@ -135,7 +137,7 @@ def tail_points(mean: Array, directions: Array) -> Array:
     return np.concatenate([mean + distance * directions for distance in PROBES])
 
 
-def tails(values: Array, directions: Array, centre_value: float, sd: Array, names: list[str]) -> Check:
+def tails(values: Array, directions: Array, centre_value: float, sd: Array, names: list[str]) -> Condition:
     """Whether the posterior falls fast enough far out for its variances to exist.
 
     Along a direction in which k coordinates move, a density that falls like r^(−s) has a variance only if
@@ -154,7 +156,7 @@ def tails(values: Array, directions: Array, centre_value: float, sd: Array, name
         for i in np.argsort(-size[worst], kind="stable")[:3]
         if size[worst][i] > 0.1 * size[worst].max()
     ]
-    return Check(
+    return Condition(
         "tails",
         bool(lacking[worst] > 0),
         f"the posterior hardly falls far out along {', '.join(most)}: its variance, or the posterior itself, "
@@ -162,21 +164,21 @@ def tails(values: Array, directions: Array, centre_value: float, sd: Array, name
     )
 
 
-def far_mass(rays: Rays, found: Far, tolerance: float, names: list[str]) -> Check:
+def far_mass(rays: Rays, found: Far, tolerance: float, names: list[str]) -> Condition:
     """Whether all that lies far out is little, or sampled well: half of the tolerance is for it."""
     missed = found.missed.max(axis=1)
     worst = int(np.argmax(missed))
     share = float(found.share[worst].max())
     moving = np.abs(rays.factor @ rays.directions[worst]) / np.sqrt(np.sum(rays.factor**2, axis=1))
     most = [names[i] for i in np.argsort(-moving, kind="stable")[:3] if moving[i] > 0.1 * moving.max()]
-    return Check(
+    return Condition(
         "far mass",
         bool(missed[worst] <= tolerance / 2),
         f"up to {share:.0%} of the variance along {', '.join(most)} lies far out, where draws are too few",
     )
 
 
-def defined(undefined: Array, expected: Array, distance: Array, tolerance: float) -> Check:
+def defined(undefined: Array, expected: Array, distance: Array, tolerance: float) -> Condition:
     """Whether the log posterior is a number wherever the draws say that it matters.
 
     Parameters
@@ -191,15 +193,15 @@ def defined(undefined: Array, expected: Array, distance: Array, tolerance: float
         Wanted precision; half of it is what undefined draws may take from a variance.
     """
     lost = float(np.sum((expected * np.maximum(distance, 1.0))[undefined]))
-    return Check(
+    return Condition(
         "numbers",
         lost <= tolerance / 2,
         f"the likelihood is not a number (NaN or +∞) at {int(undefined.sum()):,} of {len(undefined):,} "
-        f"draws, where about {float(np.sum(expected[undefined])):.1%} of the posterior should be",
+        f"draws, where about {min(float(np.sum(expected[undefined])), 1.0):.1%} of the posterior should be",
     )
 
 
-def mode(best: Derivatives | None, gain: float) -> Check:
+def mode(best: Derivatives | None, gain: float) -> Condition:
     """Whether the top of the posterior was found: Newton's method arrived, or leads no higher.
 
     Parameters
@@ -211,18 +213,20 @@ def mode(best: Derivatives | None, gain: float) -> Check:
         flat top no step rises, and Newton's method need not arrive.
     """
     if best is None:
-        return Check("mode", False, "no point with a finite log posterior and finite derivatives was found")
+        return Condition(
+            "mode", False, "no point with a finite log posterior and finite derivatives was found"
+        )
     arrived = best.concave() and best.newton()[1] < _ARRIVED
-    return Check(
+    return Condition(
         "mode",
         arrived or gain < _GAIN,
         f"no mode of the posterior was found: Newton's method still rose by {gain:.3g} in the last round",
     )
 
 
-def one_mode(count: int) -> Check:
+def one_mode(count: int) -> Condition:
     """Whether a single mode of relevant mass is known."""
-    return Check(
+    return Condition(
         "one mode",
         count == 1,
         f"the posterior is multimodal, or its top is bent around a hollow: {count} tops with a valley on the "
@@ -230,19 +234,19 @@ def one_mode(count: int) -> Check:
     )
 
 
-def explored(under_way: int) -> Check:
+def explored(under_way: int) -> Condition:
     """Whether nobody who looks for further modes is still climbing."""
-    return Check(
+    return Condition(
         "explorers", under_way == 0, f"{under_way} explorers were still climbing: there may be further modes"
     )
 
 
-def two_rounds(count: int) -> Check:
+def two_rounds(count: int) -> Condition:
     """Whether at least two rounds of draws can be compared."""
-    return Check("rounds", count >= 2, "one round of draws is not enough to certify")
+    return Condition("rounds", count >= 2, "one round of draws is not enough to certify")
 
 
-def forgotten(starts: Array, ends: Array, names: list[str]) -> Check:
+def forgotten(starts: Array, ends: Array, names: list[str]) -> Condition:
     """Whether chains that began in different places have the same law now, in place and in spread.
 
     The rank-normalised R-hat of every coordinate, and that of its distance from the middle (folded), between
@@ -260,7 +264,7 @@ def forgotten(starts: Array, ends: Array, names: list[str]) -> Check:
         folds = [np.abs(x - np.median(x)) for x in (start, end)]
         here = max(_rhat(start, end), _rhat(*folds), _rhat(start, folds[1]))
         worst, where = max((worst, where), (here, j))
-    return Check(
+    return Condition(
         "R-hat",
         worst < _RHAT_LIMIT,
         f"chains that began apart still differ in {names[where]} (R-hat {worst:.3f}, not below "
@@ -279,7 +283,7 @@ def _rhat(start: Array, end: Array) -> float:
     return float(np.sqrt(1 + between / within)) if within > 0 else np.inf
 
 
-def scores(positions: Array, gradients: Array, tolerance: float, names: list[str]) -> Check:
+def scores(positions: Array, gradients: Array, tolerance: float, names: list[str]) -> Condition:
     """Whether draws obey E[∂_j log π] = 0 and E[(z_j − c) ∂_j log π] = −1, which hold for the posterior.
 
     They are looked at in coordinates z in which the draws have unit covariance: where parameters are strongly
@@ -305,7 +309,7 @@ def scores(positions: Array, gradients: Array, tolerance: float, names: list[str
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.nan_to_num(np.maximum(off / error / most, most * error / (4 * tolerance)), nan=np.inf)
     worst = int(np.argmax(ratio))
-    return Check(
+    return Condition(
         "scores",
         bool(ratio[worst] <= 1),
         f"chains do not balance the gradient along {names[worst % len(names)]}: off by {off[worst]:.3f} with "

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
 from fald.fewround import certify
-from fald.fewround.certify import Check, quantile
+from fald.fewround.certify import Condition, quantile
 from fald.fewround.exchange import Server
 from fald.fewround.outcome import Outcome
 from fald.fewround.target import Target
@@ -54,7 +54,7 @@ def trace_row(positions: Array, khat: float = np.nan, ess: float = np.nan, **oth
 
 
 def chains_outcome(
-    positions: Array, failed: list[Check], khat: float, trace: list[dict[str, Any]]
+    positions: Array, failed: list[Condition], khat: float, trace: list[dict[str, Any]]
 ) -> Outcome:
     """The outcome of equally weighted chains."""
     count, d = positions.shape
@@ -82,7 +82,7 @@ def chain_checks(
     least: float,
     tolerance: float,
     names: list[str],
-) -> list[Check]:
+) -> list[Condition]:
     """Conditions on the chains at first, before the last trajectory and after it.
 
     Parameters
@@ -111,23 +111,23 @@ def chain_checks(
     # two ensembles of chains at rest differ by this much, and no more, at 95% over all quantities
     noise = quantile(new.shape[1]) * np.sqrt(2 / len(new))
     return [
-        Check(
+        Condition(
             "movement",
             bool(stuck[slow] < _STILL and energy < _STILL),
             f"chains still remember where they began (correlation {max(stuck[slow], energy):.2f}, in "
             f"{labels[slow] if stuck[slow] >= energy else 'their energy'})",
         ),
-        Check(
+        Condition(
             "bias",
             bool(left[far] <= tolerance / 3),
             f"{labels[far]} is still on its way from the start: about {left[far]:.3f} sd to go",
         ),
-        Check(
+        Condition(
             "settled",
             bool(moved[worst] <= max(tolerance, noise)),
             f"{labels[worst]} still moved by {moved[worst]:.3f} sd in the last trajectory",
         ),
-        Check("acceptance", accepted >= least, f"only {accepted:.0%} of the trajectories were accepted"),
+        Condition("acceptance", accepted >= least, f"only {accepted:.0%} of the trajectories were accepted"),
     ]
 
 

@@ -33,7 +33,7 @@ _SOUND = (0.25, 4.0)  # bounds on the eigenvalues of the whitened covariance of 
 _ROUNDS = 3  # of local steps; the last two make the proposal
 
 
-class Frame(NamedTuple):
+class StepFrame(NamedTuple):
     """Coordinates z = L⁻¹(θ − m) of the chains, and the sites' leverages in them, summed."""
 
     mean: Array
@@ -93,7 +93,7 @@ def corrected_langevin(
     return replace(outcome, method="corrected-langevin")
 
 
-def _newton(search: Search, start: Proposal, most: int) -> Server[Frame | None]:
+def _newton(search: Search, start: Proposal, most: int) -> Server[StepFrame | None]:
     """Newton's method to the mode, and the sites' leverages in the coordinates of the step before."""
     target, current = search.target, start
     for _ in range(max(most, 1)):
@@ -110,7 +110,7 @@ def _newton(search: Search, start: Proposal, most: int) -> Server[Frame | None]:
             continue
         step, decrement = best.newton()
         if decrement < 0.05 and best.concave():
-            return Frame(mean, factor, float(sums["step_leverage"]))
+            return StepFrame(mean, factor, float(sums["step_leverage"]))
         current = proposal.gaussian(best.position + step / max(1.0, decrement / 5), best.covariance())
     return None
 
@@ -119,7 +119,7 @@ class _Chains:
     """Chains under way: their states in whitened coordinates, and how carefully they step."""
 
     def __init__(
-        self, search: Search, frame: Frame, best: Derivatives, correlation: float, integrator: Integrator
+        self, search: Search, frame: StepFrame, best: Derivatives, correlation: float, integrator: Integrator
     ):
         self.search, self.frame, self.best, self.correlation = search, frame, best, correlation
         self.inertial = integrator == "baoab"

@@ -89,6 +89,11 @@ def kinds(sums: Answer) -> tuple[str, ...]:
     return tuple(kind for kind in REVEALS if kind in found)
 
 
+def payload(request: Request, sums: Answer) -> tuple[int, int]:
+    """Bytes of the numbers that a round carries to a site and back."""
+    return sum(np.asarray(a).nbytes for a in request.values()), sum(a.nbytes for a in sums.values())
+
+
 class Told(Protocol):
     """What a few-round server says of itself while it works."""
 
@@ -180,8 +185,8 @@ class Questions(Generic[T]):
 
     def _take(self, sums: Answer) -> None:
         """Give the server what the sites answered, and get its next question."""
-        size = sum(np.asarray(a).nbytes for a in self._request.values())
-        self.rounds.append(Round(kinds(sums), size, sum(a.nbytes for a in sums.values())))
+        carried = getattr(self._exchange, "carried", payload)  # an exchange may send more than numbers
+        self.rounds.append(Round(kinds(sums), *carried(self._request, sums)))
         try:
             self._request = self._server.send(sums)
         except StopIteration as end:

@@ -8,6 +8,7 @@ because draws that shaped the proposal flatter it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,13 @@ from scipy.special import logsumexp
 from fald.calculus.sums import prior_derivatives
 from fald.fewround import certify, explorers, proposal, rays
 from fald.fewround.adapt import adapt, next_count
-from fald.fewround.certify import Check
+from fald.fewround.certify import Condition
 from fald.fewround.climbers import Climbers, valley
 from fald.fewround.exchange import Server
 from fald.fewround.mixture import log_parts
 from fald.fewround.outcome import Outcome
 from fald.fewround.proposal import Proposal
-from fald.fewround.search import REGRESSED, Batch, Search, State, weigh
+from fald.fewround.search import REGRESSED, DrawBatch, Search, State, weigh, well_sampled
 from fald.fewround.site import Answer, checksum
 from fald.fewround.target import Derivatives
 from fald.fewround.weights import smooth
@@ -141,7 +142,7 @@ def _request(search: Search, current: Proposal, count: int, number: int) -> tupl
     return request, draws
 
 
-def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tuple[State, list[Check]]]:
+def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tuple[State, list[Condition]]]:
     """One exchange, and what follows from it about modes, weights, tails and mass far out."""
     target, modes = search.target, search.modes
     current = rays.widened(base, search.wide)
@@ -177,7 +178,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         found, search.smoothed = target.regressed(sums, states, cloud)
         found = found[len(around) :]
     values, undefined = target.posterior(draws, sums["draw_values"])
-    search.batches.append(Batch(number, current, count, draws, values, {}))
+    search.batches.append(DrawBatch(number, current, count, draws, values, {}))
     _, along, far, down, out = np.split(
         target.values(points, sums["point_values"]), np.cumsum([len(p) for p in parts])[:-1]
     )
@@ -187,7 +188,8 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
     search.stalled = before is not None and gain == 0
     state = weigh(search)
     if len(around):
-        modes.send(search.climbers.climb(*target.gradients(around, sums), down))
+        heights, slopes = target.gradients(around, sums)
+        modes.send(search.climbers.climb(heights, slopes, down, well_sampled(search, state, around, heights)))
     if len(modes.relevant()) > 1:  # the verdict is known
         search.climbers.rest()
     names = certify.labels(search.names, len(state.precision.mean))
@@ -202,7 +204,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         certify.defined(undefined, *_expected(base, search.batches[-1], undefined), search.tolerance),
         certify.mode(search.best, gain),
         certify.one_mode(len(modes.relevant())),
-        certify.explored(len(modes.active) + search.climbers.waiting),
+        certify.explored(modes.awaited(partial(well_sampled, search, state)) + search.climbers.waiting),
         certify.two_rounds(len(search.batches)),
     ]
     if cast:
@@ -218,7 +220,7 @@ def _reach(search: Search, spread: Array) -> float:
     return float(np.clip(np.max(prior / np.sqrt(np.diag(spread))), 1.0, 1000.0))
 
 
-def _expected(base: Proposal, last: Batch, undefined: Array) -> tuple[Array, Array]:
+def _expected(base: Proposal, last: DrawBatch, undefined: Array) -> tuple[Array, Array]:
     """Mass (C,) that is to be expected at each draw, and its largest squared distance (C,) in sds.
 
     The mass of the cores; where the posterior is not a number, times what it has there more than the cores at
@@ -238,7 +240,7 @@ def _expected(base: Proposal, last: Batch, undefined: Array) -> tuple[Array, Arr
     return expected, np.max((last.positions - centre) ** 2 / np.diag(spread), axis=1)
 
 
-def _look_out(search: Search, cast: rays.Rays, values: Array, state: State) -> Check:
+def _look_out(search: Search, cast: rays.Rays, values: Array, state: State) -> Condition:
     """What the rays say about mass far out; the proposal is widened where draws miss it."""
     last, dim = search.batches[-1], search.target.dim
     weights = values - proposal.log_density(last.proposal, last.count, cast.positions) - state.log_mass
@@ -290,7 +292,7 @@ _ADVICE = {
 }
 
 
-def _outcome(search: Search, state: State, checks: list[Check]) -> Outcome:
+def _outcome(search: Search, state: State, checks: list[Condition]) -> Outcome:
     failed = [check for check in checks if not check.holds]
     first = list(_ADVICE)
     order = sorted(failed, key=lambda check: first.index(check.name) if check.name in first else len(first))

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fald.fewround import certify, rays
-from fald.fewround.certify import KHAT_LIMIT, Check, khat_limit, quantile
+from fald.fewround.certify import KHAT_LIMIT, Condition, khat_limit, quantile
 from fald.fewround.chains import Frame, chain_checks, chains_outcome, gradients, trace_row
 from fald.fewround.exchange import Server
 from fald.fewround.importance import certified_rounds
@@ -209,7 +209,7 @@ def run_chains(
 
     names = list(model.parameter_names)
     first, ensembles, energies = quantities(z), [z], [value]
-    checks = [Check("rounds", False, "too few rounds were left for the chains")]
+    checks = [Condition("rounds", False, "too few rounds were left for the chains")]
     while learner.rounds < max_rounds - (1 if strict else 0):
         there = learner.walk(z)
         level, after = yield from learner.decide(there)
@@ -255,7 +255,7 @@ def _dispersed(z: Array, rng: np.random.Generator) -> Array:
 
 def _shown(
     target: Target, last: list[Array], rng: np.random.Generator, tolerance: float
-) -> Server[list[Check]]:
+) -> Server[list[Condition]]:
     """Ask for gradients at some states of the last two trajectories' ends, and for values along rays."""
     names = list(target.model.parameter_names)
     positions, both = last[-1], np.concatenate(last)
@@ -272,7 +272,7 @@ def _shown(
     ]
 
 
-class Drawn(NamedTuple):
+class LearnedDraws(NamedTuple):
     """Draws of a surrogate: states, log posterior, what the surrogate does not say of it, weights, k-hat."""
 
     z: Array
@@ -282,7 +282,7 @@ class Drawn(NamedTuple):
     khat: float
 
 
-def _drawn(learner: Learner, count: int, most: int) -> Server[Drawn | None]:
+def _drawn(learner: Learner, count: int, most: int) -> Server[LearnedDraws | None]:
     """Learn until as many draws as there will be chains have light weights; None after ``most`` rounds."""
     while learner.rounds < most:
         known = yield from learner.ask()
@@ -294,7 +294,7 @@ def _drawn(learner: Learner, count: int, most: int) -> Server[Drawn | None]:
             fresh = smooth(off)
             learner.trace.append(trace_row(learner.frame.positions(z), fresh.khat, fresh.ess))
             if fresh.khat < khat_limit(count):
-                return Drawn(z, value, off, fresh.weights, fresh.khat)
+                return LearnedDraws(z, value, off, fresh.weights, fresh.khat)
         learner.study(known)
     return None
 

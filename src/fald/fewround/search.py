@@ -23,9 +23,11 @@ MOST_HESSIAN = 200  # parameters up to which curvatures are asked for
 MANY = 60  # parameters beyond which only a very good Gaussian has usable weights
 REGRESSED = 16  # gradients per parameter that a Hessian is regressed from
 _POOLED = 4  # rounds whose draws are pooled
+_HEAVIEST = 10.0  # weight, one on average, up to which a place as high as the highest draw is sampled well
+_EASED = 0.25  # nats by which a weight may be larger, for every nat that a place is lower
 
 
-class Batch(NamedTuple):
+class DrawBatch(NamedTuple):
     """The draws of one round: proposal, asked count, positions (C, d) and log posterior (C,).
 
     ``densities`` are the log densities (C,) of these draws under proposals of recent rounds, by round.
@@ -38,7 +40,7 @@ class Batch(NamedTuple):
     values: Array
     densities: dict[int, Array]
 
-    def density(self, other: Batch) -> Array:
+    def density(self, other: DrawBatch) -> Array:
         """Log density (C,) of these draws under the proposal of another round, which is computed once."""
         if other.number not in self.densities:
             self.densities[other.number] = proposal.log_density(other.proposal, other.count, self.positions)
@@ -70,7 +72,7 @@ class Search:
     report: Any = None
     curvature: bool = True
     climbers: Climbers | None = None
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[DrawBatch] = field(default_factory=list)
     best: Derivatives | None = None
     smoothed: Derivatives | None = None
     wide: Proposal | None = None
@@ -153,3 +155,16 @@ def weigh(search: Search) -> State:
         logs,
         float(logsumexp(ratios) - np.log(len(ratios))),
     )
+
+
+def well_sampled(search: Search, state: State, positions: Array, values: Array) -> Array:
+    """(M,) whether the newest draws have sampled places with these log posteriors (M,) well.
+
+    The weight of a draw there would be no outlier; the less density there is, the larger it may be. Near the
+    top of a hill that no draw has met, and that matters, weights are larger by orders of magnitude.
+    """
+    last = search.batches[-1]
+    density = proposal.log_density(last.proposal, last.count, positions)
+    with np.errstate(invalid="ignore"):  # where nothing has any density, nothing is known
+        below = np.maximum(np.max(last.values) - values, 0.0)
+        return values - density - state.log_mass <= np.log(_HEAVIEST) + _EASED * below

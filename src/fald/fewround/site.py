@@ -39,7 +39,7 @@ from fald.calculus.sums import (
     prior_values,
 )
 from fald.core.errors import DataError, PolicyError
-from fald.core.reveals import check_kind
+from fald.core.reveals import KINDS, check_kind
 from fald.fewround.proposal import Proposal, draw
 from fald.fewround.steps import leverage, local_steps
 
@@ -215,6 +215,32 @@ def check_answer(answer: Mapping[str, Array], dim: int) -> list[str]:
         kind, front = ARRAYS[name]
         check_kind(kind, array, dim, front)
     return sorted({ARRAYS[name][0] for name in answer})
+
+
+def answer_shapes(request: Request, dim: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the answer to a request, by name; no answer has others.
+
+    Examples
+    --------
+    >>> answer_shapes({"states": np.zeros((5, 3))}, dim=3)
+    {'state_values': (5,), 'state_gradients': (5, 3)}
+    """
+    front: dict[str, tuple[int, ...]] = {
+        "point": np.shape(request.get("points", ()))[:1],
+        "state": np.shape(request.get("states", ()))[:1],
+        "anchor": np.shape(request.get("anchors", ()))[:1],
+        "draw": (int(request.get("proposal_count", 0)),),
+        "step": np.shape(request.get("step_states", ()))[:2],
+    }
+    left_out = set() if "leverage_anchor" in request else {"step_leverage"}
+    left_out |= set() if "step_states" in request else {"step_positions"}
+    left_out |= set() if int(request.get("smooth", 0)) else set(ANSWERS["smooth"].arrays)
+    return {
+        name: front.get(kind, ())[:axes] + (dim,) * KINDS[number].axes
+        for kind in asked(request)
+        for name, (number, axes) in ANSWERS[kind].arrays.items()
+        if name not in left_out
+    }
 
 
 def proposal_of(request: Request) -> tuple[Proposal, int, int]:

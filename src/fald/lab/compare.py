@@ -212,11 +212,11 @@ class _Problem:
     def __init__(self, model: Model, data: FederatedData):
         self.model, self.data = model, data
         self.mode = pooled_mode(model, data, model.flat_initial_position)
-        each = largest_curvatures(model, data, range(data.num_clients), self.mode)
+        chosen, each = largest_curvatures(model, data, range(data.num_clients), self.mode)
         self.curvatures = {
             "joint": self._joint_curvature(),
             "client": float(each.max()),
-            "node": float((data.num_clients * data.weights * each).max()),
+            "node": float((data.num_clients * data.weights[chosen] * each).max()),
         }
         if not all(math.isfinite(v) and v > 0 for v in self.curvatures.values()):
             raise DataError("the curvature of the posterior is not finite and positive at its mode")
@@ -230,7 +230,7 @@ class _Problem:
         taken = np.unique(np.linspace(0, rows - 1, min(rows, 1000)).round().astype(int))
         some = jax.tree.map(lambda a: np.asarray(a)[taken], self.data.rows)
         pooled = FederatedData(some, np.array([0, len(taken)]), ("all",))
-        found = largest_curvatures(self.model, pooled, [0], self.mode)
+        _, found = largest_curvatures(self.model, pooled, [0], self.mode)
         return float(found[0]) * rows / len(taken)
 
     def score(self, method: Method, flat: np.ndarray) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from fald.calculus.gradients import client_rows, energy_fn, largest_curvatures, pooled_mode
 from fald.core.errors import FaldError, NonFiniteError
+from fald.core.types import float_dtype
 from fald.langevin.engine import Assignment, Engine
 from fald.runtime.records import Records, RunState
 
@@ -148,29 +150,59 @@ def worst_curvature(
     problem: Assignment, places: Sequence[jax.Array], clients: Sequence[int]
 ) -> tuple[int | None, float]:
     """The client of largest curvature at any of some places, and that value."""
-    found = [largest_curvatures(problem.model, problem.data, clients, theta) for theta in places]
+    looks = [largest_curvatures(problem.model, problem.data, clients, theta) for theta in places]
+    found = [values for _, values in looks]
     worst = np.nan_to_num(np.max(np.where(np.isfinite(found), found, 0), axis=0))
-    return (clients[int(np.argmax(worst))], float(worst.max())) if worst.max() > 0 else (None, 0.0)
+    return (looks[0][0][int(np.argmax(worst))], float(worst.max())) if worst.max() > 0 else (None, 0.0)
 
 
-def step_times_curvature(problem: Assignment, start: jax.Array, records: list[Records]) -> float | None:
-    """The last step size times the largest curvature at the start or at the mean of the draws.
+class StepCheck(NamedTuple):
+    """The largest step size of a run times the largest curvature found, at which client, and what it took."""
 
-    Local steps are unstable above 2, and the result is poor long before. A chain that is unstable
-    need not leave the finite numbers: a logistic energy grows only linearly, and its chains then
-    wander, mix well, and are wrong. None where clients keep their curvature, or
-    the method has no step or takes it along the joint energy.
+    product: float
+    step: float
+    client: str
+    seconds: float
+
+    def advice(self, limit: float) -> str:
+        """What to do where the product is above a limit; empty otherwise."""
+        if not self.product > limit:
+            return ""
+        curvature = self.product / self.step
+        return (
+            f"step-size {self.step:g} times the curvature {curvature:.3g} of client {self.client!r} is "
+            f"{self.product:.3g}: above 1 draws are badly biased, above 2 local steps are unstable; "
+            f"try step-size {0.2 / curvature:.2g}"
+        )
+
+
+def check_step(
+    problem: Assignment, num_rounds: int, place: jax.Array, clients: np.ndarray
+) -> StepCheck | None:
+    """The largest step size up to a round times the largest curvature of some clients at a place.
+
+    Local steps are unstable above 2, and the result is poor long before. A chain that is unstable need not
+    leave the finite numbers: a logistic energy grows only linearly, and its chains then wander, mix well, and
+    are wrong. None where clients keep their curvature, or the method has no step or takes it along the joint
+    energy. It takes a second or so at most (``largest_curvatures``).
     """
-    last = max((int(r.round[-1]) for r in records if len(r.round)), default=1)
-    step = _step_at(problem, last)
+    step = _step_at(problem, num_rounds)
     if step is None or not shares_energy(problem) or not problem.method.about.client_steps:
         return None
-    mean = np.mean([r.position.mean(axis=(0, 1)) for r in records if len(r.round)], axis=0)
+    began = time.monotonic()
+    worst, curvature = worst_curvature(problem, (place,), _some(clients))
+    name = "" if worst is None else str(problem.data.names[worst])
+    return StepCheck(step * curvature, step, name, time.monotonic() - began)
+
+
+def step_at_draws(problem: Assignment, records: list[Records]) -> StepCheck | None:
+    """``check_step`` at the mean of the draws."""
+    kept = [r for r in records if len(r.round)]
     took_part = np.arange(problem.data.num_clients)
     if problem.participation.scheme != "full":
-        took_part = np.unique(np.concatenate([r.client[r.weight > 0] for r in records]))
-    _, curvature = worst_curvature(problem, (start, jnp.asarray(mean, start.dtype)), _some(took_part))
-    return step * curvature
+        took_part = np.unique(np.concatenate([r.client[r.weight > 0] for r in kept]))
+    mean = np.mean([r.position.mean(axis=(0, 1)) for r in kept], axis=0)
+    return check_step(problem, int(kept[-1].round[-1]), jnp.asarray(mean, float_dtype()), took_part)
 
 
 def _some(clients: np.ndarray) -> list[int]:

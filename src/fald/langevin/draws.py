@@ -31,8 +31,10 @@ def build_tree(
     import xarray as xr
 
     model, data = problem.model, problem.data
-    joined = Records(*[_joined([getattr(r, f) for r in records]) for f in Records._fields])
-    groups = posterior_groups(model, np.swapaxes(joined.position, 0, 1))
+    small = [field for field in Records._fields if field != "position"]
+    empty = np.zeros(0)
+    joined = Records(position=empty, **{f: _joined([getattr(r, f) for r in records]) for f in small})
+    groups = posterior_groups(model, _by_chain([r.position for r in records]))
     base = {k: groups["posterior"].coords[k].values for k in ("chain", "draw")}
     per_slot = ["chain", "draw", "slot"]
     stats = {
@@ -72,6 +74,17 @@ def build_tree(
         said = guard.statement()
         tree.attrs |= {"privacy_statement": said.text, "privacy": said.to_json()}
     return tree
+
+
+def _by_chain(parts: list[np.ndarray]) -> np.ndarray:
+    """Chunks of positions (draws, chains, dim) as one array (chains, draws, dim), copied once."""
+    _, chains, dim = parts[0].shape
+    whole = np.empty((chains, sum(map(len, parts)), dim), parts[0].dtype)
+    start = 0
+    for part in parts:
+        whole[:, start : start + len(part)] = np.swapaxes(part, 0, 1)
+        start += len(part)
+    return whole
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

@@ -10,7 +10,7 @@ Convergence of Federated Averaging Langevin Dynamics", arXiv:2112.05120.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
 import jax
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from fald.core.errors import ConfigError, PrivacyError
 from fald.core.reveals import Reveals
-from fald.core.types import PyTree, StepSize, float_dtype
+from fald.core.types import PyTree, StepSize, as_floats
 from fald.langevin.client import Local
 from fald.langevin.compressors import Compressor, send
 from fald.langevin.method import Cost, Method, Spent, Upload, numbers_as_bytes
@@ -26,6 +26,7 @@ from fald.langevin.noise import NoiseScale, injected, langevin_steps, own_varian
 from fald.langevin.registry import with_law
 from fald.langevin.server import Server, average
 from fald.settings.fald import checked, method_settings
+from fald.settings.schedules import OwnFunction, is_data, record, step_size_at
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,16 @@ class FALD(Method):
     reveals = property(_sent)  # not by a decorator: derived methods put their own declaration in its place
 
     def split(self) -> tuple[Self, dict[str, Any]]:
-        """Apart: K, τ, ρ, the norm of clipping and a constant η. What shapes the computation stays."""
-        scheduled = callable(self.step_size)
+        """Apart: K, τ, ρ, the norm of clipping, η or its schedule. What shapes the computation stays."""
+        own = callable(self.step_size) and not is_data(self.step_size)
         names = ["temperature", "correlation"]
-        names += [] if scheduled else ["step_size"]
+        names += [] if own else ["step_size"]
         names += [] if self.clip_norm is None else ["clip_norm"]
-        numbers = {name: jnp.asarray(getattr(self, name), float_dtype()) for name in names}
+        numbers = {name: as_floats(getattr(self, name)) for name in names}
         skeleton = replace(
             self,
             local_steps=1,
-            step_size=self.step_size if scheduled else 1.0,
+            step_size=OwnFunction(self.step_size) if own else 1.0,
             temperature=float(self.temperature > 0),
             correlation=float(self.correlation if self.correlation in (0, 1) else 0.5),
             clip_norm=None if self.clip_norm is None else 1.0,
@@ -84,10 +85,7 @@ class FALD(Method):
     def settings(self) -> dict[str, Any]:
         """Settings as plain values."""
         own = {f.name: getattr(self, f.name) for f in fields(FALD) if f.name in method_settings()}
-        step: Any = self.step_size
-        if callable(step):
-            written = asdict(step) if is_dataclass(step) and not isinstance(step, type) else {}
-            own["step_size"] = {"schedule": type(step).__name__, **written}
+        own["step_size"] = record(self.step_size)
         compressed = {} if self.compressor is None else {"compressor": self.compressor.settings()}
         return {"method": self.name, **own, **compressed}
 
@@ -117,7 +115,7 @@ class FALD(Method):
         variance = own_variance(self.noise, local.share, local.weight)
 
         def step_size(k):
-            return self.step_size(local.first_step + k) if callable(self.step_size) else hyper["step_size"]
+            return step_size_at(hyper.get("step_size", self.step_size), local.first_step + k)
 
         def noise(k):
             if self.temperature == 0:

@@ -103,6 +103,7 @@ class Guard:
             simulation=self.protection.client_noise == "seeded",
             preparation_rounds=min(self.rounds_begun, self.problem.num_warmup),
             clients=self.problem.data.names,
+            origin=self.problem.model.origin,
         )
 
     def exceeded(self, asked: int) -> PrivacyError:

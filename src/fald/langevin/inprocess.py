@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fald.calculus.convolutions import convolves
 from fald.calculus.gradients import Split
 from fald.core.checks import check_count
 from fald.core.errors import ConfigError
@@ -42,7 +43,7 @@ _DRAW_BYTES = 16 * 2**20
 _MOST_DRAWS = 4096
 _GATHER_BYTES = 16 * 2**20
 _WORK_AT_ONCE = 2**17
-_WORK_ON_THREADS = 2**22
+_WORK_ON_THREADS = 2**18
 _CHAINS_OF_GROUP = 128
 _PARTS = 8
 _IN_PLACE_BYTES = 64 * 2**20
@@ -136,6 +137,14 @@ class InProcess:
             who = [np.broadcast_to(each, drift.shape) for each in fixed]
         records = Records(rounds, position, of_draw, who[0], who[1], drift)
         return RunState(end, server, memory), records, float(energy)
+
+    def layout(self, problem: Assignment) -> str:
+        """How clients' work is laid out, in words, for the record."""
+        layout = self._prepare(problem)[1].rounds.layout
+        clients = "clients on threads" if layout.apart else "all clients in one program"
+        if not layout.one_by_one:
+            return clients
+        return f"{clients}; convolutions with channels last, one chain and one client at a time"
 
     def _advance_together(self, problem: Assignment, state: RunState, num_rounds: int, num_kept: int):
         """All rounds of a group of chains in one compiled call; the next call takes over its draw buffers."""
@@ -282,9 +291,11 @@ def _layout(problem: Assignment, capacities: tuple[int, ...] | None) -> tuple[Ta
     if chains_together and not everyone and not batches_only:
         # chains at different clients side by side need one common length
         class_of, classes = one_class, [SizeClass(largest, bool(np.all(sizes == largest)), len(sizes))]
+    one_by_one = convolves(problem.model, data.rows)
     for number, k in enumerate(classes):  # small clients side by side: a call for each would cost more
         numbers = _numbers_at_once(problem, rows_at_once if batches_only else k.capacity)
-        classes[number] = k._replace(together=min(k.members, max(1, _WORK_AT_ONCE // numbers)))
+        at_once = 1 if one_by_one else max(1, _WORK_AT_ONCE // numbers)
+        classes[number] = k._replace(together=min(k.members, at_once))
     members = tuple(np.flatnonzero(class_of == k).astype(np.int32) for k in range(len(classes)))
     tables = Tables(
         rows=jax.tree.map(as_device, data.rows),
@@ -295,7 +306,7 @@ def _layout(problem: Assignment, capacities: tuple[int, ...] | None) -> tuple[Ta
     )
     apart = _worth_threads(problem, classes, rows_at_once)
     groups = 1 if apart else _groups(problem, rows_at_once)
-    return tables, Layout(tuple(classes), chains_together, full_batches, apart, groups)
+    return tables, Layout(tuple(classes), chains_together, full_batches, apart, groups, one_by_one)
 
 
 def _numbers_at_once(problem: Assignment, rows: int) -> int:
@@ -304,13 +315,14 @@ def _numbers_at_once(problem: Assignment, rows: int) -> int:
 
 
 def _worth_threads(problem: Assignment, classes: list[SizeClass], rows: int) -> bool:
-    """Whether a round has so much work that handing clients to threads costs little beside it.
+    """Whether a step has so much work that handing clients to threads costs little beside it.
 
-    This must not depend on the machine: the layout is part of what makes results equal to the last bit.
+    This must not depend on the machine: the layout is part of what makes results equal to the last bit. Nor
+    on K, which would then have to be compiled again.
     """
     slots = num_slots(problem.participation, problem.data.num_clients)
     alone = problem.participation.scheme != "full" or all(k.together == 1 for k in classes)
-    work = problem.method.about.local_steps * slots * _numbers_at_once(problem, rows)
+    work = slots * _numbers_at_once(problem, rows)
     return alone and slots > 1 and work >= _WORK_ON_THREADS
 
 

@@ -41,7 +41,8 @@ class Layout(NamedTuple):
 
     ``chains_together`` lays chains side by side under random participation; ``full_batches`` says that
     no client has fewer rows than a batch; ``apart`` that clients are visited on threads; ``groups`` into
-    how many groups chains are divided, each of which runs all rounds on one thread.
+    how many groups chains are divided, each of which runs all rounds on one thread; ``one_by_one`` that
+    chains and clients are never laid side by side, as convolutions with several kernels at once are slow.
     """
 
     classes: tuple[SizeClass, ...]
@@ -49,6 +50,7 @@ class Layout(NamedTuple):
     full_batches: bool
     apart: bool
     groups: int
+    one_by_one: bool = False
 
 
 class Tables(NamedTuple):
@@ -231,7 +233,9 @@ class Rounds(ServerRounds):
         return *self.record(server, uploads, drawn.weight), *who
 
     def _over_chains(self, function):
-        """``jax.vmap`` over chains; a single chain is not laid out as an array of one."""
+        """Over chains, side by side or one by one; a single chain is not laid out as an array of one."""
+        if self.num_chains > 1 and self.layout.one_by_one:
+            return lambda *args: jax.lax.map(lambda own: function(*own), args)
         if self.num_chains > 1:
             return jax.vmap(function)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from fald.core.errors import ConfigError
 from fald.core.keys import as_key
 from fald.core.types import Position, StepSize, as_floats, float_dtype
 from fald.langevin.chains import Asked, Chains
-from fald.langevin.divergence import step_times_curvature
+from fald.langevin.divergence import StepCheck, check_step, step_at_draws
 from fald.langevin.draws import build_tree
 from fald.langevin.engine import Assignment, Engine
 from fald.langevin.fald import fald, private
@@ -30,6 +32,9 @@ from fald.langevin.safety import check_noise
 from fald.privacy.protection import Protection, secret_words
 from fald.problem.data import FederatedData
 from fald.problem.model import Model, check_model
+from fald.results.diagnostics import STEP_LIMIT
+from fald.results.positions import positions as found_positions
+from fald.results.sinks import Sink
 from fald.results.summary import settling
 from fald.runtime import loop
 from fald.runtime.checkpoint import Checkpoint, as_checkpoint
@@ -38,6 +43,7 @@ from fald.runtime.journal import Journal, as_journal
 from fald.runtime.records import Records
 from fald.settings.fald import checked, method_settings
 from fald.settings.participation import Participation, check_participation
+from fald.settings.schedules import check_schedule
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -60,10 +66,13 @@ def sample(
     num_chains: int = 4,
     num_warmup: int = 0,
     thinning: int = 1,
-    initial_position: Position | None = None,
+    initial_position: Position | xr.DataTree | None = None,
     method: Method | str | None = None,
     privacy: Protection | None = None,
     engine: Engine | None = None,
+    callback: Callable[[int, Position, dict[str, Any]], Any] | None = None,
+    sinks: Sequence[Sink] = (),
+    step_check: bool = True,
     progress: bool = True,
     checkpoint: str | Path | Checkpoint | None = None,
     journal: str | Path | Journal | None = None,
@@ -87,7 +96,7 @@ def sample(
     local_steps
         K, steps between synchronisations.
     step_size
-        η, or a function from the step number to η, such as ``fald.paper_decay(L, m)``.
+        η, a schedule of ``fald.schedules``, or a function from the step number to η.
     temperature
         τ; the chains sample exp(−f/τ).
     correlation
@@ -106,7 +115,8 @@ def sample(
     num_chains, num_warmup, thinning
         Chains; rounds thrown away at the start; rounds per kept draw after that.
     initial_position
-        Where chains start: a position, or one with a leading chain axis. Default: the model's.
+        Where chains start: a position, one with a leading chain axis, or a result, such as one of FedAvg
+        (``temperature=0``), whose chains are then gone on from. Default: the model's.
     method
         A method from ``fald.samplers`` instead of FA-LD; then ``local_steps``, ``step_size``,
         ``temperature``, ``correlation``, ``noise``, ``batch_size`` and ``clip_norm`` are the method's own.
@@ -116,6 +126,15 @@ def sample(
         from entropy. Each chain counts.
     engine
         Where clients run; in this process by default.
+    callback
+        ``callback(round, positions, stats)`` after every kept draw, with the position of each chain, chains
+        in front, and ``energy`` and ``drift`` unless the run is private. If it returns True the run ends.
+    sinks
+        From ``fald.sinks``, or of your own: where draws go as the run goes. The result then has the last one
+        only, so that memory does not grow.
+    step_check
+        Compare the step size with the largest curvature of some clients before the first round and at the
+        mean of the draws, each in about a second at most, and warn where it is too large. False: do not.
     progress
         Report on standard error.
     checkpoint
@@ -184,7 +203,8 @@ def sample(
         )
     participation = participants(method, check_participation(participation))
     participation.check(data.sizes)
-    _check_schedule(method, num_rounds)
+    if callable(about.step_size):
+        check_schedule(about.step_size, num_rounds * about.local_steps - 1)
     key, seed = as_key(rng_key)
     check_model(model, data)
     engine = InProcess() if engine is None else engine
@@ -212,20 +232,30 @@ def sample(
         "seed": seed,
         "privacy": None if privacy is None else asdict(privacy),
     }
+    if callback is not None and not callable(callback):
+        raise ConfigError(f"callback must be a function (round, positions, stats) -> stop; got {callback!r}")
+    if not all(isinstance(sink, Sink) for sink in sinks):
+        raise ConfigError(f"sinks must come from fald.sinks; got {list(sinks)!r}")
     checkpoint = as_checkpoint(checkpoint)
     description = {} if checkpoint is None else _description(problem, settings, positions)
+
+    found = [_checked_step(problem, num_rounds, positions[0])] if step_check else []
 
     def build(records: list[Records], guard: Guard | None = None, costs: Any = None):
         told = {**settings, "num_rounds": num_rounds}
         tree = build_tree(problem, records, told, guard=guard, costs=costs)
-        unstable = step_times_curvature(problem, positions[0], records)
-        if unstable is not None:
-            tree.attrs["step_times_curvature"] = unstable
+        products = [c.product for c in (*found, *[step_at_draws(problem, records) for _ in found]) if c]
+        if products:
+            tree.attrs["step_times_curvature"] = max(products)
+        if isinstance(engine, InProcess):
+            tree.attrs["layout"] = engine.layout(problem)
         return tree
 
     notes = as_journal(journal)
     notes.about |= {"method": about.name, "model": model.name, "settings": settings}
-    chains = Chains(problem, engine, Asked(positions, num_rounds, privacy), build)
+    chains = Chains(problem, engine, Asked(positions, num_rounds, privacy, tuple(sinks), callback), build)
+    if found and found[0] is not None:
+        chains.remark = f", step × curvature {found[0].product:.2g}"
     if not about.point_estimate:
         chains.settling = functools.partial(settling, model)
     loop.run(chains, checkpoint=checkpoint, description=description, journal=notes, progress=progress)
@@ -249,6 +279,16 @@ def _method(method: Method | str | None, **settings: Any) -> Method:
     return method
 
 
+def _checked_step(problem: Assignment, num_rounds: int, start: jax.Array) -> StepCheck | None:
+    """What the step size is beside the curvature at the start, said aloud where it is too large."""
+    found = check_step(problem, num_rounds, start, np.arange(problem.data.num_clients))
+    # an optimiser only has to be stable
+    advice = "" if found is None else found.advice(2.0 if problem.method.about.point_estimate else STEP_LIMIT)
+    if advice:
+        warnings.warn(advice, stacklevel=3)
+    return found
+
+
 def _description(problem: Assignment, settings: dict[str, Any], positions: jax.Array) -> dict[str, Any]:
     """What a run is, to recognise it when it resumes."""
     others: dict[str, Any] = {"the starting positions": array_hash(positions)}
@@ -258,22 +298,13 @@ def _description(problem: Assignment, settings: dict[str, Any], positions: jax.A
     return identity(problem.model, problem.data, settings, others)
 
 
-def _check_schedule(method: Method, num_rounds: int) -> None:
-    schedule = method.about.step_size
-    if not callable(schedule):
-        return
-    for step in (0, num_rounds * method.about.local_steps - 1):
-        try:
-            value = float(np.asarray(schedule(jnp.asarray(step, jnp.int32))))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the step-size schedule gives no number at step {step}: {error}") from error
-        if not (np.isfinite(value) and value > 0):
-            raise ConfigError(f"the step-size schedule must give numbers > 0; got {value:g} at step {step}")
-
-
-def _start(model: Model, initial_position: Position | None, num_chains: int) -> jax.Array:
+def _start(model: Model, initial_position: Any, num_chains: int) -> jax.Array:
     if initial_position is None:
         return jnp.tile(model.flat_initial_position, (num_chains, 1))
+    if hasattr(initial_position, "children"):  # a result: where its chains ended
+        return jax.vmap(lambda p: ravel_pytree(p)[0])(
+            as_floats(found_positions(initial_position, model).last(num_chains))
+        )
     given = as_floats(initial_position)
     if jax.tree.structure(given) != jax.tree.structure(model.initial_position):
         raise ConfigError("initial-position must have the structure of the model's initial_position")

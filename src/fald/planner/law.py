@@ -212,19 +212,24 @@ class Chain(NamedTuple):
         """First round from which on the goal is met; ``None`` if it never is."""
         if self.excess(math.inf, goal, towards) > 1:
             return None
+        pair = 1 + int(self.rates.max() > 1)  # where a chain alternates, odd and even rounds differ
+
+        def met(rounds: int) -> bool:
+            return all(self.excess(rounds + i, goal, towards) <= 1 for i in range(pair))
+
         low, high = -1, 0  # not met, met
         while high < 1 << 62:
-            if self.excess(high, goal, towards) > 1:
+            if not met(high):
                 low, high = high, max(1, 2 * high)
                 continue
             ahead = (high * 3 // 2, 2 * high, 4 * high, 8 * high)
-            later = [r for r in ahead if self.excess(r, goal, towards) > 1]
+            later = [r for r in ahead if not met(r)]
             if not later:
                 break
             low, high = later[-1], 2 * later[-1]
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self.excess(middle, goal, towards) <= 1 else (middle, high)
+            low, high = (low, middle) if met(middle) else (middle, high)
         return high
 
     def autocorrelation_time(self, thinning: int = 1) -> Array:
@@ -261,7 +266,9 @@ def chain(problem: Problem, setting: Setting) -> Chain:
     """
     s = setting
     if callable(s.step_size):
-        raise ConfigError("step-size must be a number here; got a schedule")
+        raise ConfigError(
+            "step-size must be a number here; got a schedule", hint="planner.trajectory takes schedules too"
+        )
     if s.temperature == 0:
         raise ConfigError("temperature must be > 0 here: at 0 there is a point estimate and no law; got 0")
     values, basis, centers = problem.spectrum

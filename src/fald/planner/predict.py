@@ -105,12 +105,49 @@ def trajectory(problem: Problem, setting: Setting, num_rounds: Iterable[int]) ->
     >>> problem = Problem.from_gaussian([[[1.0]], [[3.0]]], [[0.0], [1.0]], [0.5, 0.5])
     >>> trajectory(problem, Setting(local_steps=2, step_size=0.01), [0, 10, 1000]).w2.round(3)
     array([1.031, 0.532, 0.005])
+
+    A schedule of ``fald.schedules`` is followed step by step, by the exact law with η_j; batches and the
+    third-order term are not in it.
+
+    >>> from fald.settings.schedules import cosine
+    >>> falling = Setting(local_steps=2, step_size=cosine(0.1, 60, last=0.001))
+    >>> bool(trajectory(problem, falling, [100]).w2 < trajectory(problem, falling, [10]).w2)
+    True
     """
-    law, rounds = chain(problem, setting), np.array(list(num_rounds), int)
+    rounds = np.array(list(num_rounds), int)
+    if callable(setting.step_size):
+        return _scheduled(problem, setting, rounds)
+    law = chain(problem, setting)
     places = [law.at(int(r)) for r in rounds]
     errors = np.array([[np.abs(e).max() for e in law.errors(place)] for place in places]).reshape(-1, 2)
     w2 = np.array([float(gaussian.wasserstein2(*place, *law.posterior)) for place in places])
     return Trajectory(rounds, w2, *errors.T)
+
+
+def _scheduled(problem: Problem, setting: Setting, rounds: Array) -> Trajectory:
+    """Errors along a run whose steps change, from local Gaussian models."""
+    s = setting
+    if s.batch_size is not None:
+        raise ConfigError("batch-size must be None here: the law of a schedule has no noise of batches")
+    centers = -np.einsum("cij,cj->ci", np.linalg.pinv(problem.hessians, hermitian=True), problem.gradients)
+    found = gaussian.law(
+        problem.hessians,
+        centers,
+        problem.weights,
+        step_size=s.step_size,
+        local_steps=s.local_steps,
+        num_rounds=int(rounds.max(initial=0)),
+        temperature=s.temperature,
+        correlation=s.correlation,
+        participation=s.participation,
+        noise=s.noise,
+        initial_position=problem.start,
+    )
+    posterior = s.temperature * np.linalg.inv(problem.precision)
+    sd, means, joint = np.sqrt(np.diagonal(posterior)), found.mean[rounds], found.covariance[rounds]
+    w2 = [float(gaussian.wasserstein2(m, c, np.zeros_like(m), posterior)) for m, c in zip(means, joint)]
+    sds = np.sqrt(np.maximum(np.diagonal(joint, axis1=1, axis2=2), 0))
+    return Trajectory(rounds, np.array(w2), np.abs(means / sd).max(axis=1), np.abs(sds / sd - 1).max(axis=1))
 
 
 def rounds_to(problem: Problem, setting: Setting, goal: Goal) -> int | None:

@@ -83,7 +83,7 @@ def _honest_noise(s: RunSettings, c: int, times: int, colluders: int) -> float:
         v = np.full(others.size, float(big)) if s.noise == "realised" else 1.0 / others
         return float(np.sort(v)[:left].sum()) / big**2
     rest = big - times
-    if rest == 0 or colluders > 0 or others.size == 0:
+    if colluders > 0 or others.size == 0:
         return 0.0  # all other draws may fall on colluders
     if s.noise == "realised":
         return rest / big

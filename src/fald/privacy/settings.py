@@ -60,7 +60,7 @@ class RunSettings(Setting):
         if sizes.ndim != 1 or sizes.size == 0 or np.any(sizes < 1) or np.any(sizes != np.floor(sizes)):
             raise ConfigError(f"sizes must be whole numbers ≥ 1, one per client; got {self.sizes!r}")
         put("sizes", tuple(int(n) for n in sizes))
-        steps = None if callable(self.step_size) or np.ndim(self.step_size) == 0 else self.step_size
+        steps = None if np.ndim(self.step_size) == 0 else self.step_size
         if steps is not None:  # one per local step: the largest stands for them while the rest is checked
             eta = np.asarray(steps, dtype=float)
             if eta.ndim != 1 or not eta.size or not np.all(np.isfinite(eta)) or np.any(eta <= 0):
@@ -172,9 +172,9 @@ class RunSettings(Setting):
     @property
     def delta_gradient(self) -> float:
         """Δ, how far one replaced row can move a gradient sum; refused when nothing bounds it."""
-        if self.clip_norm is not None and math.isfinite(self.clip_norm):
+        if self.clip_norm is not None:
             return 2.0 * self.clip_norm
-        if self.sensitivity is not None and math.isfinite(self.sensitivity):
+        if self.sensitivity is not None:
             return self.sensitivity
         raise PrivacyError(
             "no bound on a row's gradient: its sensitivity is infinite, and so is ε",

@@ -89,6 +89,7 @@ def statement(
     simulation: bool = False,
     preparation_rounds: int = 0,
     clients: Sequence[str] | None = None,
+    origin: str = "",
 ) -> Statement:
     """Say what a run promises, in words that a data-protection officer can check.
 
@@ -100,6 +101,8 @@ def statement(
         True where client noise came from a seed: then nothing is promised.
     preparation_rounds, clients
         How many of the accounted rounds were preparation or warm-up; names of the clients, in order.
+    origin
+        Package and version of a model that is not part of fald; empty: there is none.
 
     Notes
     -----
@@ -120,6 +123,11 @@ def statement(
         raise ConfigError(f"clients must have {s.num_clients} names; got {len(names)}")
     label, first = "no privacy", "No record is protected: ε is infinite."
     assumptions, not_covered = _assumptions(report, preparation_rounds), _not_covered(report)
+    if origin:
+        assumptions.append(
+            f"the model, which comes from {origin} and not from fald, reads and evaluates records one by "
+            "one, and keeps nothing of one for another"
+        )
     if math.isfinite(report.worst):
         label = "differential privacy"
         first = (

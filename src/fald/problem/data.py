@@ -7,7 +7,7 @@ they were given.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from fald.problem.encoding import (
     columns_present,
     encode_features,
     encode_tables,
+    existing,
     read_table,
 )
 
@@ -276,6 +277,24 @@ class FederatedData:
         for name, table in tables.items():
             columns_present(table, [target], features, f"site {name!r} ({paths[name]})")
         return cls._encoded(tables, target, features, categories=categories, scaling=scaling)
+
+    @classmethod
+    def from_reader(
+        cls,
+        files: Mapping[str, str | Path],
+        read: Callable[[Path, list[str], str | None], Any],
+        *,
+        target: str,
+        features: Sequence[str],
+    ) -> FederatedData:
+        """Build from one file per site by a model's own ``read``, see ``fald.models.reads``."""
+        clients = {}
+        for name, path in _by_text(files).items():
+            rows = read(existing(path), list(features), target)
+            if not all(hasattr(part, "shape") for part in (rows if isinstance(rows, tuple) else (rows,))):
+                raise DataError("the model's read function must give an array or a tuple of arrays")
+            clients[name] = rows
+        return replace(cls.from_arrays(clients), features=tuple(features), target=target)
 
     @classmethod
     def _encoded(

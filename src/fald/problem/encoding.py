@@ -17,7 +17,20 @@ if TYPE_CHECKING:
 Scaling = Mapping[str, tuple[float, float]]
 Categories = Mapping[str, Sequence[Any]]
 
+TABLES = (".csv", ".parquet")
 _MISSING_WORDS = ("", "na", "n/a", "nan", "null", "none", "<na>", "#n/a")
+
+
+def existing(path: str | Path) -> Path:
+    """A path at which there is something; ``DataError`` with the nearest name otherwise."""
+    path = Path(path)
+    if not path.exists():
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], 1)
+        raise DataError(
+            f"no such file: {path}",
+            hint=f"did you mean {path.parent / near[0]}?" if near else "check the path in the study file",
+        )
+    return path
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
@@ -27,17 +40,11 @@ def read_table(path: str | Path) -> pd.DataFrame:
     """
     import pandas as pd
 
-    path = Path(path)
-    if path.exists() and not path.is_file():
-        raise DataError(f"{path} is not a file", hint="give a .csv or .parquet file")
+    path = existing(path)
     if not path.is_file():
-        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*")], 1)
-        raise DataError(
-            f"no such file: {path}",
-            hint=f"did you mean {path.parent / near[0]}?" if near else "check the path in the study file",
-        )
+        raise DataError(f"{path} is not a file", hint="give a .csv or .parquet file")
     kind = path.suffix.lower()
-    if kind not in (".csv", ".parquet"):
+    if kind not in TABLES:
         raise DataError(f"{path}: cannot read files of type {path.suffix!r}", hint="use .csv or .parquet")
     try:
         if kind == ".parquet":
@@ -101,10 +108,6 @@ def encode_tables(
     """
     categories, scaling = dict(categories or {}), dict(scaling or {})
     _check_encoding([*features, target], categories, scaling)
-    columns: list[str] = []
-    for column in features:
-        levels = categories.get(column)
-        columns += [column] if levels is None else [f"{column}={level}" for level in list(levels)[1:]]
     arrays = {}
     for name, table in sorted(tables.items()):
         where = f"site {name!r}"
@@ -116,7 +119,21 @@ def encode_tables(
         else:
             y = _encode_all(table[[target]], where, {}, scaling)[:, 0]
         arrays[name] = (X, y)
-    return arrays, tuple(columns)
+    return arrays, encoded_names(features, categories)
+
+
+def encoded_names(features: Sequence[str], categories: Categories) -> tuple[str, ...]:
+    """Names of the encoded columns: a column's own, or one for every level but the first.
+
+    Examples
+    --------
+    >>> encoded_names(["dose", "arm"], {"arm": ["a", "b", "c"]})
+    ('dose', 'arm=b', 'arm=c')
+    """
+    levels = {column: list(categories.get(column, ())) for column in features}
+    return tuple(
+        name for column in features for name in [f"{column}={v}" for v in levels[column][1:]] or [column]
+    )
 
 
 def _check_encoding(columns: Sequence[str], categories: Categories, scaling: Scaling) -> None:

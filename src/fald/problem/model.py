@@ -19,6 +19,8 @@ from fald.core.types import Example, Position, as_floats, float_dtype
 if TYPE_CHECKING:
     from fald.problem.data import FederatedData
 
+LARGEST_TERM = 1e12  # a log likelihood of one row beyond this is none
+
 
 def takes_rows(loglikelihood_fn: Callable) -> Callable:
     """Mark a log likelihood that takes many examples at once too, and returns a number for each.
@@ -35,6 +37,34 @@ def takes_rows(loglikelihood_fn: Callable) -> Callable:
     """
     loglikelihood_fn.takes_rows = True  # type: ignore[attr-defined]
     return loglikelihood_fn
+
+
+def reads(read: Callable[[Any, Sequence[str], str | None], Any]) -> Callable[[Callable], Callable]:
+    """Mark a function that makes a model with the function that reads a site's file for it.
+
+    Without the mark fald encodes the study's columns of a table. With it the file may be anything.
+
+    Parameters
+    ----------
+    read
+        ``(path, features, target) -> rows``, an array or a tuple of arrays, each with rows in front. The
+        last array of a tuple is the outcome; where ``target`` is None, for predictions, it is left out, and
+        what remains must be one array.
+
+    Examples
+    --------
+    >>> @reads(lambda path, features, target: np.load(path)["images"])
+    ... def textures(features):
+    ...     return Model(lambda p: -(p**2), lambda p, x: -((x.mean() - p) ** 2), jnp.array(0.0))
+    >>> textures.read is not None
+    True
+    """
+
+    def mark(make: Callable) -> Callable:
+        make.read = read  # type: ignore[attr-defined]
+        return make
+
+    return mark
 
 
 class Bounds(NamedTuple):
@@ -142,7 +172,9 @@ class Model:
     constrain_fn
         ``position -> mapping`` from the unconstrained position to the quantities reported.
     dims, coords
-        Dimension names per reported variable and their coordinate values, as in xarray.
+        Dimension names per reported variable and their coordinate values, as in xarray. ``"feature"`` is the
+        dimension of effects of features, and ``coords["input"]``, where there is one, names the columns that
+        ``predict_fn`` takes if they are others.
     ratios
         Reported variable -> what its exponential is called, such as ``"odds ratio"``.
     sensitivity_fn
@@ -157,6 +189,8 @@ class Model:
         The prior in words, for reports.
     name
         What reports call the model.
+    origin
+        Package and version that it comes from, where a study named it; empty: fald, or a program.
 
     Examples
     --------
@@ -184,6 +218,7 @@ class Model:
     scales_fn: Callable[[np.ndarray, np.ndarray, int], dict[str, Any]] | None = None
     prior: str = ""
     name: str = "custom"
+    origin: str = ""
 
     def __post_init__(self):
         leaves = jax.tree.leaves(self.initial_position)
@@ -223,6 +258,17 @@ class Model:
         return getattr(self.loglikelihood_fn, "predictor", None)
 
     @property
+    def undeclared(self) -> list[str]:
+        """What the model does not say of itself, and what follows from that, in words."""
+        absent = {
+            "its prior in words": not self.prior,
+            "what outcome it expects (predict_fn), so there are no predictions and no check of its fit": (
+                self.predict_fn is None
+            ),
+        }
+        return [what for what, missing in absent.items() if missing]
+
+    @property
     def flat_initial_position(self) -> jax.Array:
         """The starting point as one vector, in the run's floating type."""
         return ravel_pytree(as_floats(self.initial_position))[0]
@@ -257,6 +303,20 @@ class Model:
             return {name.replace("/", "."): value for name, value in self.constrain_fn(position).items()}
         flat, _ = jax.tree_util.tree_flatten_with_path(position)
         return {_path_name(path): leaf for path, leaf in flat}
+
+    @cached_property
+    def paths(self) -> dict[str, list[Any] | None]:
+        """Where each reported array stands in a position: keys and places, or None where they do not say it.
+
+        Empty where ``constrain_fn`` reports other quantities.
+        """
+        if self.constrain_fn is not None:
+            return {}
+        flat, _ = jax.tree_util.tree_flatten_with_path(self.initial_position)
+        steps = {
+            _path_name(path): [getattr(s, "key", getattr(s, "idx", None)) for s in path] for path, _ in flat
+        }
+        return {n: own if all(isinstance(s, str | int) for s in own) else None for n, own in steps.items()}
 
     @cached_property
     def parameter_names(self) -> list[str]:
@@ -294,6 +354,36 @@ def check_model(model: Model, data: FederatedData) -> None:
             raise DataError(
                 f"{name} must return one number; it returns an array of shape {value.shape}",
                 hint="sum over the parts of one example",
+            )
+
+
+def check_terms(model: Model, data: FederatedData) -> None:
+    """Refuse a model whose log likelihood of some row, or its gradient, is no moderate number at the start.
+
+    Raises
+    ------
+    DataError
+        If a term or the gradient of a part is not finite, or beyond 10¹².
+    """
+
+    @jax.jit
+    def look(theta, rows):
+        def energy(theta):
+            terms = jax.vmap(model.flat_loglikelihood, (None, 0))(theta, rows)
+            return jnp.sum(terms), terms
+
+        gradient, terms = jax.grad(energy, has_aux=True)(theta)
+        return jnp.all(jnp.abs(terms) < LARGEST_TERM), jnp.all(jnp.abs(gradient) < LARGEST_TERM)
+
+    size = min(data.num_rows, 512)
+    for first in range(0, data.num_rows, size):
+        # the last rows again where a part would be short, so that one program is compiled
+        begin = min(first, data.num_rows - size)
+        rows = jax.tree.map(lambda a, b=begin: jnp.asarray(a[b : b + size]), data.rows)
+        if not all(map(bool, look(model.flat_initial_position, rows))):
+            raise DataError(
+                "the log likelihood of a row or its gradient is not finite, or beyond 1e12, at the start",
+                hint="initial_position must be a place where every row has a density",
             )
 
 

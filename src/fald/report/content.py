@@ -89,6 +89,8 @@ def report_document(found: Examined, study: Study | None = None) -> dict[str, An
         "privacy_statement": tree.attrs["privacy_statement"] if found.kind.private else "",
         **(_NO_STUDY if study is None else _about(study)),
         "prior": tree.attrs.get("prior", ""),
+        "undeclared": json.loads(tree.attrs.get("undeclared", "[]")),
+        "origin": tree.attrs.get("origin", ""),
         "command": tree.attrs.get("command", ""),
         "created_at": tree.attrs.get("created_at", ""),
         "versions": json.loads(tree.attrs.get("versions", "{}")),

@@ -127,10 +127,15 @@ def question(document: Mapping[str, Any]) -> str:
         return f"The posterior of the {document['run']['model']} model over {where}."
     names = document["features"]
     listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    asked = (
-        f"How does {document['target']} depend on {listed}? A {document['family']} regression over {where}."
-    )
-    return f"{asked} Priors: {document['prior']}." if document["prior"] else asked
+    if document["origin"]:
+        model = f"The model {document['family']} of {document['origin']}, no part of fald, over {where}."
+    else:
+        has_coefficients = any(e["neutral"] is not None for e in document["effects"])
+        model = f"A {document['family']} {'regression' if has_coefficients else 'model'} over {where}."
+    asked = f"How does {document['target']} depend on {listed}? {model}"
+    asked = f"{asked} Priors: {document['prior']}." if document["prior"] else asked
+    left = "; ".join(document["undeclared"])
+    return f"{asked} The model does not declare {left}." if left else asked
 
 
 def answer(document: Mapping[str, Any]) -> list[str]:

@@ -26,8 +26,8 @@ from fald.study.schema import Study
 _CORRELATIONS = (0.0, 0.5, 0.8, 0.95)
 
 
-def study_settings(study: Study) -> tuple[RunSettings, tuple[str, ...]]:
-    """Privacy-relevant settings of a study, and the names of its sites."""
+def study_settings(study: Study) -> tuple[RunSettings, dict[str, Any]]:
+    """Privacy-relevant settings of a study, and what a statement says of its sites and its model."""
     data = study.read_data()
     model = study.build_model(data.features)
     sampler = study.require_sampler()
@@ -37,7 +37,10 @@ def study_settings(study: Study) -> tuple[RunSettings, tuple[str, ...]]:
         raise PrivacyError(what, hint="use FA-LD")
     setting = Setting(**{name: arguments[name] for name in Setting.__dataclass_fields__})
     run = {"sizes": data.sizes, "num_rounds": sampler.num_rounds, "num_chains": sampler.num_chains}
-    return RunSettings.of(setting, sensitivity=bounded_sensitivity(model, data), **run), data.names
+    return RunSettings.of(setting, sensitivity=bounded_sensitivity(model, data), **run), {
+        "clients": data.names,
+        "origin": model.origin,
+    }
 
 
 def choose_delta(study: Study, delta: float | None) -> float:
@@ -54,11 +57,11 @@ def choose_delta(study: Study, delta: float | None) -> float:
 
 def study_document(study: Study, delta: float) -> dict[str, Any]:
     """ε of a study before it runs: tight, by Rényi divergences, and by the corrected published bound."""
-    settings, names = study_settings(study)
+    settings, told = study_settings(study)
     ledger = Ledger(settings, delta=delta)
     warmup = study.require_sampler().num_warmup
     simulation = study.privacy is None or study.privacy.client_noise == "seeded"
-    said = statement(ledger.report(), simulation=simulation, preparation_rounds=warmup, clients=names)
+    said = statement(ledger.report(), simulation=simulation, preparation_rounds=warmup, **told)
     budget = study.privacy.max_epsilon if study.privacy else None
     try:
         published = paper_bound(settings, delta=delta).epsilon
@@ -142,14 +145,14 @@ def run_document(folder: Path) -> dict[str, Any]:
 def _killed_document(folder: Path, begun: Path) -> dict[str, Any]:
     """What a run that was killed had spent: every round its clients began to answer."""
     study = read_study(folder)
-    settings, names = study_settings(study)
+    settings, told = study_settings(study)
     rounds = int(json.loads(begun.read_text())["rounds"])
     if rounds > settings.num_rounds:  # rounds that were answered twice, at most at the largest step
         settings = replace(settings, num_rounds=rounds, step_size=float(np.max(settings.step_size)))
     report = Ledger(settings, delta=choose_delta(study, None)).report(rounds)
     warmup = min(rounds, study.require_sampler().num_warmup)
     simulation = study.privacy is not None and study.privacy.client_noise == "seeded"
-    said = statement(report, simulation=simulation, preparation_rounds=warmup, clients=names)
+    said = statement(report, simulation=simulation, preparation_rounds=warmup, **told)
     return {**said.data, "text": f"{said.text}\nThe run was killed; all rounds it had begun are counted."}
 
 

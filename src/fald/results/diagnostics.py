@@ -7,6 +7,7 @@ together. Only a smaller step, fewer local steps or a reference shows that.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from fald.core.checks import check_count
 from fald.core.errors import ConfigError
 from fald.results.kinds import kind_of, require_posterior
+from fald.results.positions import functionals as functionals  # part of this module's public names
 from fald.results.tree import draws_by_row
 from fald.theory import gaussian
 
@@ -27,11 +29,11 @@ STEP_LIMIT = 1.0
 _MOST_JOINT = 1000  # parameters up to which covariances are compared
 
 
-def convergence(tree: xr.DataTree) -> dict[str, dict[str, float]]:
+def convergence(tree: xr.DataTree, rows: Mapping[str, Any] | None = None) -> dict[str, dict[str, float]]:
     """Per parameter: ``mcse``, ``ess_bulk``, ``ess_tail`` and ``r_hat``; NaN where too few draws exist.
 
     Draws of ``fald.fit`` are no chain: their ``mcse`` and ``ess_bulk`` come from the importance weights, and
-    ``ess_tail`` and ``r_hat`` are NaN.
+    ``ess_tail`` and ``r_hat`` are NaN. ``rows`` is what ``draws_by_row`` gave, where that is at hand.
     """
     if kind_of(tree).certified:  # weighted draws know their own
         missing = {"ess_tail": float("nan"), "r_hat": float("nan")}
@@ -43,7 +45,7 @@ def convergence(tree: xr.DataTree) -> dict[str, dict[str, float]]:
 
     array_stats: Any = base.array_stats  # pyright: ignore[reportPrivateImportUsage]
     out = {}
-    for label, (_, draws) in draws_by_row(tree).items():
+    for label, (_, draws) in (draws_by_row(tree) if rows is None else rows).items():
         draws = draws.astype(np.float64)
         if draws.shape[1] < 4:
             out[label] = dict.fromkeys(("mcse", "ess_bulk", "ess_tail", "r_hat"), float("nan"))
@@ -160,7 +162,7 @@ def distance(
 
     count = check_count("points", points)
     window = None if window is None else check_count("window", window)
-    ours = draws_by_row(require_posterior(tree))
+    ours = draws_by_row(require_posterior(tree), every=True)
     goal = ReferenceLaw.of(reference, list(ours))
     chains = np.stack([draws for _, draws in ours.values()], axis=-1).astype(float)
     kept, dim = chains.shape[1:]
@@ -269,7 +271,7 @@ def wasserstein2(
 
 def _columns(sample: Any) -> np.ndarray | dict[str, np.ndarray]:
     if hasattr(sample, "children"):
-        return {label: draws.ravel() for label, (_, draws) in draws_by_row(sample).items()}
+        return {label: draws.ravel() for label, (_, draws) in draws_by_row(sample, every=True).items()}
     sample = np.asarray(sample)
     if sample.ndim != 2 or len(sample) == 0:
         raise ConfigError(f"a sample must be an array (draws, dim); got shape {sample.shape}")

@@ -70,6 +70,7 @@ def _certified(tree: xr.DataTree) -> dict[str, Any]:
         "uploads": tree.attrs["uploads"],
         "reveals": json.loads(tree.attrs["reveals"]),
         "exposed": json.loads(tree.attrs["exposed"]),
+        "hidden": bool((json.loads(tree.attrs.get("federation", "null")) or {}).get("secure_sum")),
     }
 
 

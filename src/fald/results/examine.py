@@ -223,7 +223,7 @@ def _spent(tree: xr.DataTree, count: int) -> list[dict[str, Any]]:
 
 def compared(tree: xr.DataTree, name: str, reference: xr.DataTree) -> dict[str, Any]:
     """How far the draws are from those of a reference, in the reference's standard deviations."""
-    ours = draws_by_row(tree)
+    ours = draws_by_row(tree, every=True)
     labels, goal = list(ours), ReferenceLaw.of(reference, list(ours))
     draws = np.stack([d.ravel() for _, d in ours.values()], axis=1).astype(float)
     shift, ratio = goal.errors(draws)

@@ -60,7 +60,7 @@ def _other_model(tree: xr.DataTree, what: str) -> DataError:
 
 def _feature_array(model: Model, features: Any) -> np.ndarray:
     """Rows of features; the columns of a table are put into the model's order by their names."""
-    names = [str(n) for n in model.coords.get("feature", ())]
+    names = [str(n) for n in model.coords.get("input", model.coords.get("feature", ()))]
     columns = [str(c) for c in getattr(features, "columns", ())]
     if set(names) & set(columns):
         missing = [n for n in names if n not in columns]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
+_MOST_NUMBERS = 2**24  # that a look at a run under way copies
+
 
 def summary(tree: xr.DataTree, *, level: float = 0.95) -> pd.DataFrame:
     """Table of the posterior: mean, sd, interval, and how well it was sampled.
@@ -32,10 +34,11 @@ def summary(tree: xr.DataTree, *, level: float = 0.95) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        One row per parameter. ``mcse`` is the Monte-Carlo standard error of the mean, ``ess_bulk``
-        and ``ess_tail`` effective sample sizes, ``r_hat`` the rank-normalised split R-hat. Models
-        with odds or rate ratios get them, as posterior medians, with their interval. R-hat sees mixing, not
-        bias.
+        One row per parameter; of a model with more than 1,000, large arrays are represented by their norm and
+        random projections (others by ``fald.diagnostics.functionals``). ``mcse`` is the Monte-Carlo standard
+        error of the mean, ``ess_bulk`` and ``ess_tail`` effective sample sizes, ``r_hat`` the rank-normalised
+        split R-hat. Models with odds or rate ratios get them, as posterior medians, with their interval.
+        R-hat sees mixing, not bias.
 
     Raises
     ------
@@ -48,9 +51,10 @@ def summary(tree: xr.DataTree, *, level: float = 0.95) -> pd.DataFrame:
     tail = (1 - check_level(level)) / 2
     low, high = f"{100 * tail:g}%", f"{100 * (1 - tail):g}%"
     posterior = tree["posterior"]
-    diagnostics = convergence(tree)
+    rows = draws_by_row(tree)
+    diagnostics = convergence(tree, rows)
     table = []
-    for label, (variable, draws) in draws_by_row(tree).items():
+    for label, (variable, draws) in rows.items():
         draws = draws.astype(np.float64)
         ends = np.quantile(draws, [tail, 1 - tail])
         row = {
@@ -61,7 +65,7 @@ def summary(tree: xr.DataTree, *, level: float = 0.95) -> pd.DataFrame:
             high: ends[1],
             **diagnostics[label],
         }
-        ratio = posterior[variable].attrs.get("ratio")
+        ratio = posterior[variable].attrs.get("ratio") if variable else None
         if ratio:
             row[ratio] = np.exp(np.median(draws))
             row[f"{ratio} {low}"], row[f"{ratio} {high}"] = np.exp(ends)
@@ -94,6 +98,7 @@ def settling(model: Model, records: list[Records], most: int = 1024) -> dict[str
     total = sum(len(d) for d in draws)
     if not total:
         return {}
+    most = max(1, min(most, _MOST_NUMBERS // draws[0][0].size))
     taken = np.linspace(0, total - 1, min(most, 2 ** int(np.log2(total)))).round().astype(int)
     starts = np.cumsum([0, *[len(d) for d in draws]])
     parts = [d[taken[(a <= taken) & (taken < b)] - a] for d, a, b in zip(draws, starts, starts[1:])]

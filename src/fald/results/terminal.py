@@ -60,8 +60,14 @@ def _table(found: Examined) -> list[str]:
     if not found.kind.draws:
         cells = [[labelled(k, run["units"]), number(v)] for k, v in run["estimate"].items()]
         return [align(["parameter", "estimate"], cells)]
-    ratio = next((n for n in ("odds ratio", "rate ratio") if n in run["summary"][0]), None)
+    ratio = _ratio(run)
     return [summary_text(run), *([f"The {ratio} is the posterior median."] if ratio else [])]
+
+
+def _ratio(run: Mapping[str, Any]) -> str | None:
+    """What the model calls the exponential of a parameter, by its column in the summary; None: nothing."""
+    low = f" {100 * (1 - run['level']) / 2:g}%"
+    return next((key.removesuffix(low) for key in run["summary"][0] if key.endswith(low)), None)
 
 
 def summary_text(run: Mapping[str, Any]) -> str:
@@ -69,7 +75,7 @@ def summary_text(run: Mapping[str, Any]) -> str:
     rows, level = run["summary"], run["level"]
     tail = 100 * (1 - level) / 2
     low, high = f"{tail:g}%", f"{100 - tail:g}%"
-    name = next((n for n in ("odds ratio", "rate ratio") if n in rows[0]), None)
+    name = _ratio(run)
     header = ["parameter"]
     interval = f"{100 * level:g}% interval"
     if name:
@@ -115,9 +121,11 @@ def _verdict_lines(run: Mapping[str, Any]) -> list[str]:
     names = run["exposed"]
     if names:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        few = "So few rows that sums over them describe single rows"
         lines.append(
-            f"Exposed: {shown}. So few rows that sums over them describe single rows, unless a secure sum "
-            "hides them among those of other sites."
+            f"{few}: {shown}. A secure sum has hidden them among those of the other sites."
+            if run["hidden"]
+            else f"Exposed: {shown}. {few}, and no secure sum has hidden them."
         )
     return lines
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,12 @@ from fald.results.kinds import kind_of
 
 if TYPE_CHECKING:
     import xarray as xr
+
+MOST_ROWS = 1000  # numbers of a draw that are looked at one by one
+_MOST_OF_ARRAY = 16
+_PROJECTIONS = 3
+_MOST_PROJECTIONS = 30
+_BLOCK = 2**16  # numbers of a draw that are looked at together
 
 
 def posterior_groups(model: Model, flat: np.ndarray) -> dict[str, xr.Dataset]:
@@ -37,7 +44,7 @@ def posterior_groups(model: Model, flat: np.ndarray) -> dict[str, xr.Dataset]:
             coords.setdefault(dim, list(model.coords.get(dim, range(size))))
         attrs = {"ratio": model.ratios[name]} if name in model.ratios else {}
         posterior[name] = xr.Variable(["chain", "draw", *dims], array, attrs)
-    groups = {"posterior": xr.Dataset(posterior, coords)}
+    groups = {"posterior": xr.Dataset(posterior, coords, {"paths": json.dumps(model.paths)})}
     if model.constrain_fn is not None:
         raw = {"position": (["chain", "draw", "parameter"], flat)}
         groups["unconstrained_posterior"] = xr.Dataset(raw, {**base, "parameter": model.parameter_names})
@@ -116,18 +123,25 @@ def check_level(level: float) -> float:
     return float(level)
 
 
-def draws_by_row(tree: xr.DataTree) -> dict[str, tuple[str, np.ndarray]]:
+def draws_by_row(tree: xr.DataTree, *, every: bool = False) -> dict[str, tuple[str, np.ndarray]]:
     """Label -> (variable, (chain, draw) array) for every scalar of the posterior.
 
     A regression coefficient is called by its feature, unless something else has that name; others
-    ``name[index]``.
+    ``name[index]``. In a posterior of more than 1,000 numbers, an array of more than 16 is represented by its
+    norm and up to three random projections, with no variable to their names; ``every`` asks for all the same.
     """
     posterior = tree["posterior"]
     per_feature = [str(n) for n, array in posterior.data_vars.items() if array.dims[2:] == ("feature",)]
+    many = not every and numbers_per_draw(tree) > MOST_ROWS
+    projections = max(1, min(_PROJECTIONS, _MOST_PROJECTIONS // max(len(posterior.data_vars), 1)))
     rows = {}
     for name, array in posterior.data_vars.items():
         dims = [str(d) for d in array.dims[2:]]
         values = array.values
+        if many and values[0, 0].size > _MOST_OF_ARRAY:
+            of_array = _functionals(str(name), values, projections)
+            rows |= {f"{name}: {what}": ("", draws) for what, draws in of_array.items()}
+            continue
         for place in np.ndindex(values.shape[2:]):
             index = [str(array.coords[d].values[i] if d in array.coords else i) for d, i in zip(dims, place)]
             label = f"{name}[{', '.join(index)}]" if dims else str(name)
@@ -135,6 +149,29 @@ def draws_by_row(tree: xr.DataTree) -> dict[str, tuple[str, np.ndarray]]:
                 label = index[0]
             rows[label] = (str(name), values[(slice(None), slice(None), *place)])
     return rows
+
+
+def numbers_per_draw(tree: xr.DataTree) -> int:
+    """Scalars in one draw of the posterior."""
+    return sum(int(np.prod(array.shape[2:])) for array in tree["posterior"].data_vars.values())
+
+
+def _functionals(name: str, values: np.ndarray, projections: int) -> dict[str, np.ndarray]:
+    """The norm and random projections of an array in every draw, in little more memory than the draws have.
+
+    A projection is Σ ±x_i/√n with signs that depend on the name alone.
+    """
+    shape, flat = values.shape[:2], values.reshape(values.shape[0] * values.shape[1], -1)
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    signs = rng.integers(0, 2, (projections, flat.shape[1]), np.int8)
+    square, along = np.zeros(len(flat)), np.zeros((projections, len(flat)))
+    for start in range(0, flat.shape[1], _BLOCK):
+        part = flat[:, start : start + _BLOCK]
+        square += np.einsum("ij,ij->i", part, part)
+        along += (2 * signs[:, start : start + _BLOCK] - 1).astype(part.dtype) @ part.T
+    along /= np.sqrt(flat.shape[1])
+    found = {"norm": np.sqrt(square), **{f"projection {i + 1}": row for i, row in enumerate(along)}}
+    return {what: row.reshape(shape) for what, row in found.items()}
 
 
 def labels(model: Model) -> list[str]:

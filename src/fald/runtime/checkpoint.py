@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ class Store:
         # as it will be read back
         self.description = json.loads(json.dumps({"format": _FORMAT, **description}))
         self._saved = (0, 0)
+        self.extra: dict[str, np.ndarray] = {}  # what ``save`` was given besides, as ``load`` found it
 
     @property
     def saved_round(self) -> int:
@@ -142,8 +144,10 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise damaged(path, error) from error
 
-    def save(self, state: RunState, records: list[Records]) -> None:
-        """Save the draws made since the last save up to ``state``, then the state.
+    def save(
+        self, state: RunState, records: list[Records], extra: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        """Save the draws made since the last save up to ``state``, then the state, with ``extra`` arrays.
 
         ``records`` are all draws of the run. Saving again after an interruption is harmless.
         """
@@ -156,7 +160,8 @@ class Store:
         leaves = jax.tree.leaves((state.server, state.memory))
         arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
         numbers = {"round": np.asarray(state.round), "num_files": np.asarray(num_files)}
-        write_atomically(self.path / "state.npz", pack({**arrays, **numbers}))
+        others = {f"extra_{name}": np.asarray(array) for name, array in (extra or {}).items()}
+        write_atomically(self.path / "state.npz", pack({**arrays, **numbers, **others}))
         self._saved = (num_files, state.round)
 
     def load(self, like: RunState) -> tuple[RunState, list[Records]]:
@@ -174,6 +179,7 @@ class Store:
         server, memory = jax.tree.unflatten(structure, [jnp.asarray(a) for a in loaded])
         records = [self._read_draws(i) for i in range(num_files)]
         self._saved = (num_files, round_number)
+        self.extra = {name[6:]: array for name, array in arrays.items() if name.startswith("extra_")}
         return RunState(round_number, server, memory), records
 
     def _read_draws(self, index: int) -> Records:

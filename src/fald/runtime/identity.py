@@ -20,8 +20,9 @@ def identity(
 ) -> dict[str, Any]:
     """Settings, and fingerprints of what is too large to write down; ``others`` by what they are of."""
     known = {"the data": data.fingerprint(), "the densities of the model": density_probe(model, data)}
+    package = {"package": model.origin} if model.origin else {}
     return {
-        "settings": {**settings, "model": model.name, "version": __version__},
+        "settings": {**settings, "model": model.name, **package, "version": __version__},
         "fingerprints": {**known, **(others or {})},
     }
 

@@ -43,6 +43,10 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
 
+    def restart(self, done: int) -> None:
+        """Count the pace from here: what came before was no sampling."""
+        self.start, self.began = done, time.monotonic()
+
     def update(self, done: int, note: str, total: int | None = None) -> None:
         """Show that ``done`` rounds are complete, with a note; ``total`` where it has changed."""
         if not self.shown:

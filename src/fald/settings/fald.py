@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from fald.core.checks import check_count, check_number, check_positive
 from fald.core.errors import ConfigError
 from fald.settings.participation import Participation, check_participation, full
-from fald.settings.schedules import paper_decay
+from fald.settings.schedules import from_record
 
 NoiseScale = Literal["realised", "paper"]
 
@@ -87,14 +87,7 @@ class Setting:
         ConfigError
             If the record has a step-size schedule of the user's own, which cannot be written down.
         """
-        step = record["step_size"]
-        if isinstance(step, Mapping):
-            if step.get("schedule") != "PaperDecay":
-                raise ConfigError(
-                    f"the step sizes of the schedule {step.get('schedule')!r} are not recorded: "
-                    "this needs a constant step size or the paper's decay"
-                )
-            step = paper_decay(step["smoothness"], step["strong_convexity"])
+        step = from_record(record["step_size"])
         known = {name: record[name] for name in method_settings() if name in record and name != "step_size"}
         drawn = Participation(record["participation"], record["num_participants"], allow_unequal=True)
         return cls(**{"step_size": step, "participation": drawn, **known, **others})

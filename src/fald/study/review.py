@@ -90,5 +90,4 @@ def predict_table(folder: Path, table: Path, level: float) -> pd.DataFrame:
     study, tree = open_run(folder)
     set_precision(study)
     features = study.read_features(table)
-    names = tree.children["posterior"].to_dataset()["feature"].values
-    return predict(study.build_model([str(n) for n in names]), tree, features, level=level)
+    return predict(study.build_model(study.encoded_features), tree, features, level=level)

@@ -29,7 +29,7 @@ from fald.runtime.journal import Journal
 from fald.study.fit import fit
 from fald.study.folder import check_folder, read_study
 from fald.study.precision import set_precision
-from fald.study.scales import scaled, scales_request
+from fald.study.scales import counted, scaled, scales_request
 from fald.study.schema import Study
 
 if TYPE_CHECKING:
@@ -104,6 +104,7 @@ def _run(
     result = out / "posterior.nc"
     place = None if remote is None else remote()
     data = study.read_data() if place is None else place.data
+    asked = scales_request(study, study.build_model(data.features))
     study = _scaled(study, data, place, read_study(out) if resume else None)
     model = study.build_model(data.features)
     about = json.dumps(study.as_settings(), indent=1).encode()
@@ -133,7 +134,9 @@ def _run(
         tree.attrs["foreseen"] = json.dumps(foresee(model, data, settings_of(tree)))
         if study.sampler is None and model.dim <= MAX_DIM:
             tree.attrs["beside"] = json.dumps(_few_rounds(tree, study, model, data, progress))
-    tree.attrs["prior"] = model.prior
+    if asked is not None and kind_of(tree).certified:
+        tree = counted(tree, asked)
+    tree.attrs |= {"prior": model.prior, "undeclared": json.dumps(model.undeclared), "origin": model.origin}
     save(_named(tree, study, command), result)
     (out / "partial.nc").unlink(missing_ok=True)
     away = "the rows are at the sites"

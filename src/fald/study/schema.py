@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import functools
-import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -24,109 +20,26 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from fald.core.errors import ConfigError, printable
-from fald.core.types import float_dtype
 from fald.fewround.methods import FitMethod
 from fald.langevin.method import Method
 from fald.langevin.registry import METHODS, by_name, takes
 from fald.privacy.accountants import ACCOUNTANTS
 from fald.privacy.protection import Protection
-from fald.problem.data import FederatedData, encode_features, read_table
-from fald.problem.families import FAMILIES, check_options, options_of
-from fald.problem.model import Model
+from fald.problem.data import FederatedData, read_table
 from fald.settings.fald import RULES, NoiseScale, checked, method_settings
 from fald.settings.participation import Participation
 from fald.settings.schedules import paper_decay
-
-if TYPE_CHECKING:
-    import pandas as pd
+from fald.study.problem import DataSection, ModelSection, Question, Scales, Section, kebab
 
 
-def _kebab(name: str) -> str:
-    return name.replace("_", "-")
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(alias_generator=_kebab, populate_by_name=False, extra="forbid", frozen=True)
-
-
-class Scale(_Section):
-    """Declared centering and scaling of a column: (x − center)/scale is used."""
-
-    center: float = 0.0
-    scale: Annotated[float, Field(gt=0)] = 1.0
-
-
-class DataSection(_Section):
-    """Where the rows are, and which columns matter."""
-
-    file: str | None = None
-    site: str | None = None
-    files: dict[str, str] = Field(default_factory=dict)
-    target: str
-    features: list[str]
-    categories: dict[str, list[str | int]] = Field(default_factory=dict)
-    scaling: dict[str, Scale] = Field(default_factory=dict)
-    bounds: tuple[float, float] | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self):
-        if self.files and self.file:
-            raise ValueError("give either 'files' (one per site) or 'file' with 'site'")
-        if self.file and not self.site:
-            raise ValueError("'file' needs 'site', the column that names the site of each row")
-        if self.files and self.site:
-            raise ValueError("'site' goes with 'file'; with 'files' the site is the name of the file")
-        return self
-
-
-_MeanAndSd = tuple[float, Annotated[float, Field(gt=0)]]
-
-
-class Scales(_Section):
-    """What priors are relative to: mean and sd of the outcome, and of every encoded feature by name."""
-
-    outcome: _MeanAndSd
-    features: dict[str, _MeanAndSd]
-
-
-class ModelSection(_Section):
-    """The regression: outcome family and priors; ``options`` has those that only some families take."""
-
-    family: str
-    prior_scale: Annotated[float, Field(gt=0)] | None = None
-    scales: Scales | None = None
-    noise_scale: Annotated[float, Field(gt=0)] | None = None
-    noise_prior_scale: Annotated[float, Field(gt=0)] | None = None
-    num_classes: Annotated[int, Field(ge=2)] | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _only_what_fits(self):
-        try:
-            check_options(self.family, self.arguments())
-        except ConfigError as error:
-            raise ValueError(f"{error.message}; {error.hint}") from None
-        return self
-
-    def arguments(self) -> dict[str, Any]:
-        """Options for the family."""
-        fields, known = ModelSection.model_fields, options_of(self.family)
-        values = {name: getattr(self, name) for name in fields if name not in ("family", "options")}
-        # written out studies have every key; a default says nothing that a family without it could mind
-        said = {n: v for n, v in values.items() if v is not None and (n in known or v != fields[n].default)}
-        if self.scales is not None:
-            said["scales"] = self.scales.model_dump()
-        return said | {name.replace("-", "_"): value for name, value in self.options.items()}
-
-
-class Decay(_Section):
+class Decay(Section):
     """The paper's decaying step 1/(2·smoothness + strong-convexity·k/12)."""
 
     smoothness: Annotated[float, Field(gt=0)]
     strong_convexity: Annotated[float, Field(gt=0)]
 
 
-class SamplerSection(_Section):
+class SamplerSection(Section):
     """Settings of FA-LD, named as in ``fald.sample`` and checked by the same rules."""
 
     method: str = "fa-ld"
@@ -157,14 +70,14 @@ class SamplerSection(_Section):
         try:
             return checked(name, value)
         except ConfigError as error:
-            rule = error.message.removeprefix(f"{_kebab(name)} ").partition("; got")[0]
+            rule = error.message.removeprefix(f"{kebab(name)} ").partition("; got")[0]
             raise PydanticCustomError("rule", "{rule}", {"rule": rule}) from None
 
     @model_validator(mode="after")
     def _participants(self):
         for key in ("local_steps", "step_size") if self.method == "fa-ld" else ():
             if key not in self.model_fields_set:
-                raise PydanticCustomError("missing", "{key}", {"key": _kebab(key)})
+                raise PydanticCustomError("missing", "{key}", {"key": kebab(key)})
         if self.num_rounds * self.local_steps >= 2**31:
             raise ValueError("'num-rounds' times 'local-steps' must stay below 2^31")
         if (self.participation == "full") != (self.num_participants is None):
@@ -198,7 +111,7 @@ class SamplerSection(_Section):
         return given
 
 
-class FitSection(_Section):
+class FitSection(Section):
     """Settings of the few-round methods, named as in ``fald.fit``; all may be left out."""
 
     accuracy: Literal["high", "medium"] | Annotated[float, Field(ge=0.005, le=0.5)] = "high"
@@ -212,10 +125,11 @@ class FitSection(_Section):
         return {name: getattr(self, name) for name in FitSection.model_fields if name != "seed"}
 
 
-class FederationSection(_Section):
+class FederationSection(Section):
     """How a run on a federation treats sites that are slow or silent, and what it may see of them."""
 
     timeout: Annotated[float, Field(gt=0)] = 60.0
+    opening_timeout: Annotated[float, Field(gt=0)] = 300.0
     dropout: Literal["fail", "retry", "reweight"] = "retry"
     retries: Annotated[int, Field(ge=0)] = 3
     first_replies: Annotated[int, Field(ge=1)] | None = None
@@ -234,7 +148,7 @@ class FederationSection(_Section):
         return self
 
 
-class PrivacySection(_Section):
+class PrivacySection(Section):
     """A private run: what it may spend, and how its noise is drawn."""
 
     delta: Annotated[float, Field(gt=0, lt=1)]
@@ -243,12 +157,9 @@ class PrivacySection(_Section):
     method: Annotated[str, AfterValidator(lambda name: ACCOUNTANTS[name] and name)] = "pld"
 
 
-class Study(_Section):
+class Study(Question):
     """A whole study. ``folder`` is where relative paths of its files start."""
 
-    title: str = ""
-    data: DataSection
-    model: ModelSection
     fit: FitSection = Field(default_factory=FitSection)
     sampler: SamplerSection | None = None
     privacy: PrivacySection | None = None
@@ -286,7 +197,12 @@ class Study(_Section):
         """Read and check the sites' files."""
         d, root = self.data, Path(self.folder)
         if d.file:
-            encoding = self._encoding()
+            if self.reader() is not None:
+                raise ConfigError(
+                    f"the model {self.model.family!r} reads files by itself, one for every site",
+                    hint="name them in 'files' of [data]",
+                )
+            encoding = self.encoding()
             data = FederatedData.from_frame(read_table(root / d.file), site=d.site or "", **encoding)
             return data if d.bounds is None else data.bounded(*d.bounds)
         if not d.files:
@@ -295,33 +211,6 @@ class Study(_Section):
                 hint="add 'files' or 'file' to [data], or run it where the rows are: fald run --federation",
             )
         return self.read_files({name: root / path for name, path in d.files.items()})
-
-    def read_files(self, files: Mapping[str, Path]) -> FederatedData:
-        """Read and check given files, one per site, as the study's own."""
-        data, bounds = FederatedData.from_files(files, **self._encoding()), self.data.bounds
-        return data if bounds is None else data.bounded(*bounds)
-
-    def read_frame(self, frame: pd.DataFrame, name: str) -> FederatedData:
-        """Encode and check one site's table, as ``read_files`` does with the table of a file."""
-        site = "_".join(["site", *map(str, frame.columns)])  # no column has this name
-        data = FederatedData.from_frame(frame.assign(**{site: name}), site=site, **self._encoding())
-        return data if self.data.bounds is None else data.bounded(*self.data.bounds)
-
-    def _encoding(self) -> dict[str, Any]:
-        d, own = self.data, self._outcome_scaling
-        return {
-            "target": d.target,
-            "features": d.features,
-            "categories": d.categories,
-            "scaling": {c: (s.center, s.scale) for c, s in d.scaling.items() if not (own and c == d.target)},
-        }
-
-    @property
-    def _outcome_scaling(self) -> tuple[float, float] | None:
-        """Declared scaling of the outcome, where the family takes it and answers in the outcome's units."""
-        scale = self.data.scaling.get(self.data.target)
-        takes_it = "outcome_scaling" in options_of(self.model.family)
-        return (scale.center, scale.scale) if scale is not None and takes_it else None
 
     @property
     def open_scales(self) -> bool:
@@ -351,33 +240,11 @@ class Study(_Section):
             raise ConfigError("the study has no [sampler] section")
         return self.sampler
 
-    def read_features(self, path: str | Path) -> np.ndarray:
-        """Read new rows and encode their features as the study's own."""
-        d = self.data
-        scaling = {c: (s.center, s.scale) for c, s in d.scaling.items() if c != d.target}
-        categories = {c: levels for c, levels in d.categories.items() if c != d.target}
-        features = encode_features(
-            read_table(path), str(path), d.features, categories=categories, scaling=scaling
-        )
-        return features if d.bounds is None else np.clip(features, *d.bounds)
-
-    def build_model(self, features: Iterable[str]) -> Model:
-        """The model over the encoded feature columns."""
-        scaling = json.dumps(self._outcome_scaling)
-        return _built(json.dumps(self.model.model_dump()), scaling, tuple(features), str(float_dtype()))
-
     def as_settings(self) -> dict[str, Any]:
         """The whole study as plain values under its kebab-case keys."""
         left_out = {"fit"} if self.sampler is not None else set()
         left_out |= {"federation"} - self.model_fields_set
         return self.model_dump(by_alias=True, exclude_none=True, exclude=left_out)
-
-
-@functools.lru_cache(maxsize=64)
-def _built(section: str, scaling: str, names: tuple[str, ...], dtype: str) -> Model:
-    """One model for one description and precision, so that what was compiled for it is found again."""
-    m, own = ModelSection.model_validate(json.loads(section), by_name=True), json.loads(scaling)
-    return FAMILIES[m.family](names, **m.arguments(), **({"outcome_scaling": own} if own else {}))
 
 
 def load_study(path: str | Path, overrides: Iterable[str] = ()) -> Study:

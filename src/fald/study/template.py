@@ -22,7 +22,7 @@ features = ["treatment", "age"]
 # age = { center = 50, scale = 10 }
 
 [model]
-family = "logistic"        # linear, logistic, poisson or softmax (with num-classes)
+family = "logistic"        # linear, logistic, poisson, softmax or mlp (with num-classes)
 # prior-scale = 2.5        # coefficients ~ Normal(0, prior-scale); left out, 2.5, and for linear in units of
 #                          # the sds of outcome and features
 

@@ -20,11 +20,15 @@ from fald.federation.coordinator.sites import (
     Replies,
     check_arrays,
     check_finite,
+    check_likelihoods,
+    check_summed,
     masked_sum,
     masked_uploads,
 )
+from fald.federation.secure.fixed_point import MASKED_BYTES
 from fald.federation.secure.session import split
-from fald.fewround.site import Answer, Request
+from fald.fewround.exchange import payload
+from fald.fewround.site import Answer, Request, answer_shapes
 from fald.langevin import costs as tally
 from fald.langevin.engine import Assignment, Failure
 from fald.langevin.method import Method, Upload
@@ -55,6 +59,8 @@ class RemoteExchange:
         self.sizes: Sequence[int] = federation.sizes
         self._round = 0
         self._begun = False
+        self._passed = 0  # bytes that sites are shown of the latest round
+        self._dim = federation.study.build_model(federation.data.features).dim
 
     def resume(self, answered: int) -> None:
         """Go on after so many rounds more."""
@@ -67,14 +73,15 @@ class RemoteExchange:
             f.begin()
             self._begun = True
         self._round += 1
-        first: dict[str, Any] = {}
         arrays = {name: np.asarray(a) for name, a in request.items()}
+        self._check_request(arrays)
+        wanted = answer_shapes(arrays, self._dim)
         found = f.ask(
             "ask",
             self._round,
             {},
             arrays,
-            expect=functools.partial(self._expect, first),
+            expect=functools.partial(self._expect, wanted),
             most=_answer_bytes(arrays),
         )
         answers = list(found.arrays.values())
@@ -83,29 +90,49 @@ class RemoteExchange:
             f.pass_on(self._round, sums)
             return sums
         f.pass_on(self._round, masked_uploads(found))
-        shapes = {n.removeprefix("shape_"): tuple(a) for n, a in answers[0].items() if n != "masked"}
-        return split(masked_sum(found), shapes)
+        sums = split(masked_sum(found), wanted)
+        check_likelihoods(
+            sums, f"a secure sum cannot say at which site, but the sums of round {self._round} have"
+        )
+        return sums
 
     def replies(self) -> Mapping[str, Any]:
         """How the sites answered in the latest round."""
         return self._federation.replies()
 
-    def _expect(self, first: dict[str, Any], arrays: dict[str, Array]) -> None:
-        """All sites answer in the same shapes."""
+    def carried(self, request: Request, sums: Answer) -> tuple[int, int]:
+        """Bytes of a round to a site and back, masks and what is passed on of the round before included."""
+        down, up = payload(request, sums)
+        if self._federation.secure:
+            up = MASKED_BYTES * (up // 8 + 1)
+        passed = self._passed
+        if self._federation.audited:
+            self._passed = up * (len(self.names) if self._federation.secure else 1)
+        return down + passed, up
+
+    def _check_request(self, arrays: Mapping[str, Array]) -> None:
+        """Refuse to ask what no honest answers lead to: sites would, and be blamed."""
+        if any(a.dtype.kind == "f" and not np.isfinite(a).all() for a in arrays.values()):
+            hidden = "; a secure sum cannot say which" if self._federation.secure else ""
+            raise FederationError(
+                f"the answers of the rounds before {self._round} lead to parameters that are not finite: "
+                f"a site answers for something else than rows of the study{hidden}",
+                hint="let every site compare its rows with the study",
+            )
+
+    def _expect(self, wanted: Mapping[str, tuple[int, ...]], arrays: dict[str, Array]) -> None:
+        """A site answers in the shapes of the request, whatever the others do."""
         if self._federation.secure:
             words = arrays.get("masked")
-            shapes = [a for name, a in arrays.items() if name.startswith("shape_")]
-            if words is None or len(shapes) + 1 != len(arrays) or words.dtype != np.uint64:
+            shapes = {n.removeprefix("shape_"): tuple(a) for n, a in arrays.items() if n != "masked"}
+            if words is None or words.dtype != np.uint64:
                 raise FederationError("its reply is not under masks")
-            if words.shape != (2, 1 + sum(int(np.prod(s)) for s in shapes)):
-                raise FederationError("its reply does not have the shapes that it says")
-            seen = {name: tuple(a) for name, a in arrays.items() if name != "masked"}
+            size = 1 + sum(math.prod(shape) for shape in wanted.values())
+            if shapes != wanted or words.shape != (2, size):
+                raise FederationError("its reply does not have the shapes that were asked for")
         else:
-            if any(a.dtype != np.float64 for a in arrays.values()):
-                raise FederationError("its reply does not have the types that were asked for")
-            seen = {name: a.shape for name, a in arrays.items()}
-        if first.setdefault("shapes", seen) != seen:
-            raise FederationError("its reply does not have the shapes of the other sites'")
+            check_arrays(arrays, {name: (shape, np.float64) for name, shape in wanted.items()})
+            check_likelihoods(arrays, "its reply has")
 
 
 def _answer_bytes(arrays: Mapping[str, Array]) -> int:
@@ -146,8 +173,14 @@ class RemoteEngine:
         return _ROUNDS_AT_ONCE
 
     def costs(self, problem: Assignment, state: RunState) -> dict[str, np.ndarray]:
-        """What the rounds so far have cost each site of each chain."""
-        return tally.totals(problem, state.memory[1], state.round)
+        """What the rounds so far have cost each site of each chain, with what masks and audits add."""
+        spent, f = tally.totals(problem, state.memory[1], state.round), self._federation
+        if f.secure:
+            each = MASKED_BYTES * (problem.model.dim + 1)  # position and energy
+            spent["bytes_up"] = np.full_like(spent["bytes_up"], state.round * each)
+            if f.audited:
+                spent["bytes_down"] = spent["bytes_down"] + max(0, state.round - 1) * len(f.names) * each
+        return spent
 
     def replies(self) -> Mapping[str, Any]:
         """How the sites answered in the latest round."""
@@ -201,7 +234,7 @@ class RemoteEngine:
             f.pass_on(index + 1, masked_uploads(replies))
         if f.arrival_based:
             drawn = self._arrived(drawn, replies)
-        uploads, weights = self._uploads(problem, drawn, replies)
+        uploads, weights = self._uploads(problem, drawn, replies, index + 1)
         topped = self._missing_noise(weight, drawn) if f.arrival_based else np.zeros(problem.num_chains)
         begun = begun._replace(drawn=begun.drawn._replace(weight=weights), messages=())
         server, (position, energy, apart) = finish(
@@ -257,11 +290,14 @@ class RemoteEngine:
         extra = {f"spent_{i}": (a.shape, a.dtype) for i, a in enumerate(spent)}
         return {"masked": ((2, chains * (dim + 1) + 1), np.uint64), **extra}
 
-    def _uploads(self, problem: Assignment, drawn: Drawn, replies: Replies) -> tuple[Upload, jax.Array]:
+    def _uploads(
+        self, problem: Assignment, drawn: Drawn, replies: Replies, number: int
+    ) -> tuple[Upload, jax.Array]:
         """Uploads with slots in front, and their weights (chains, slots); a sum is one slot of weight one."""
         chains, dim = problem.num_chains, problem.model.dim
         if self._federation.secure:
             flat = masked_sum(replies).astype(float_dtype())
+            check_summed(flat, number)
             position, energy = (
                 flat[: chains * dim].reshape(1, chains, dim),
                 flat[chains * dim :].reshape(1, chains),

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _LOOK = 0.2  # seconds between looks at the files
 _ASK = 5.0  # seconds between questions to the engine
-_OPENING = 330.0  # seconds a run may take before its first line
 _SPARE = 60.0
 _GONE = 180.0  # seconds for which a server may be out of reach
 
@@ -101,12 +100,14 @@ def _follow(
             news = _news(out, seen)
             now = time.monotonic()
             for line in news:
+                if moved == began:  # until now sites were starting, and rounds of an earlier part are done
+                    display.restart(int(line["round"]))
                 seen, moved = line["time"], now
                 if total is not None:
                     display.update(int(line["round"]), f"energy {line.get('energy') or float('nan'):,.4g}")
                 elif progress:
                     print(_told(line), file=sys.stderr, flush=True)
-            limit = patience if moved > began else _OPENING + patience
+            limit = patience if moved > began else 2 * options.opening_timeout + patience
             if now - asked > _ASK:
                 asked, before = now, state
                 try:

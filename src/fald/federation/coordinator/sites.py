@@ -7,6 +7,7 @@ session, round and attempt, shapes, types, finite numbers within bounds. A site 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,22 +15,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.core.errors import ConfigError, FederationError, PolicyError, printable
+from fald.core.errors import ConfigError, FederationError, PolicyError, PrivacyError, printable
 from fald.core.files import write_atomically
 from fald.core.reveals import KINDS
-from fald.core.version import __version__
+from fald.core.version import __version__, differences, library_versions
 from fald.federation import wire
 from fald.federation.link import Arrival, Link
 from fald.federation.secure.session import FEWEST_SITES, unmask_sum
 from fald.federation.wire import PASSED, PREPARED, PROTOCOL
+from fald.fewround.site import ARRAYS
 from fald.problem.data import FederatedData
+from fald.problem.families import versions
 from fald.study.schema import FederationSection, Study
 
 Array = NDArray[Any]
 
 _SPARE_BYTES = 1 << 16
-_OPENING = 300.0  # seconds for reading tables and compiling, once
+_AGAIN = 2.0  # seconds between two tries to reach a site that is gone
 _LARGEST = 1e12  # numbers of an upload beyond this are not parameters of anything
+_COMPARE = "let the site, and every site where none is named, compare its rows with the study"
+_REFUSALS = {"PolicyError": PolicyError, "PrivacyError": PrivacyError}  # with an exit code of their own
 
 
 class Replies(NamedTuple):
@@ -85,6 +90,7 @@ class Federation:
             self._passed = (stored.values["round"], stored.arrays)
         self._status: dict[str, dict[str, Any]] = {}
         self.dropouts: list[dict[str, Any]] = []
+        self.versions: dict[str, list[str]] = {}  # by site, libraries of other versions than here
         self.names = sorted(link.names)
         self.secure = self._choose_secure()
         self.identities = self._greet()
@@ -126,18 +132,20 @@ class Federation:
         return asked is not False and not found
 
     def _greet(self) -> dict[str, str]:
-        arrivals = self.link.send(dict.fromkeys(self.names, wire.pack("hello")), timeout=self.options.timeout)
         identities = {}
-        for name, arrival in arrivals.items():
-            message = self._read(name, arrival, wire.MOST_BYTES)
+        for name, message in self._from_all(wire.pack("hello"), wire.MOST_BYTES).items():
             v = message.values
             if v.get("site") != name:
                 raise FederationError(f"site {name!r} answers under the name {v.get('site')!r}")
             if v.get("version") != __version__ or v.get("protocol") != PROTOCOL:
+                other = {"fald": v.get("version"), "protocol": v.get("protocol")}
+                differ = differences(other, {"fald": __version__, "protocol": str(PROTOCOL)})
                 raise FederationError(
-                    f"site {name!r} has fald {v.get('version')}; here it is {__version__}",
-                    hint="install the same version everywhere",
+                    f"site {name!r} has {' and '.join(differ)}", hint="install the same version everywhere"
                 )
+            differ = differences(v.get("versions"), library_versions())
+            if differ:
+                self.versions[name] = differ
             identities[name] = str(v.get("identity"))
         return identities
 
@@ -145,11 +153,9 @@ class Federation:
         tree = self.study.as_settings()
         tree["data"] = {k: v for k, v in tree["data"].items() if k not in ("file", "files", "site")}
         tree = {k: v for k, v in tree.items() if k not in ("folder", "federation")}
-        values = {"version": __version__, "study": tree, "secure": self.secure, **self._ids()}
-        values["names"] = self.names
-        message = wire.pack("open", values)
-        arrivals = self.link.send(dict.fromkeys(self.names, message), timeout=_OPENING)
-        opened = {name: self._read(name, arrival, wire.MOST_BYTES) for name, arrival in arrivals.items()}
+        values = {"study": tree, "secure": self.secure, "names": self.names, **self._ids()}
+        values["version"] = versions(self.study.model.family)
+        opened = self._from_all(wire.pack("open", values), wire.MOST_BYTES)
         for name, m in opened.items():
             self._same(name, m, {})
             if not (type(m.values.get("rows")) is int and m.values["rows"] > 0):
@@ -166,10 +172,34 @@ class Federation:
             **self._ids(),
         }
         told = {PREPARED + name: a for name, a in self.offers.items()}
-        message = wire.pack("begin", values, told)
-        arrivals = self.link.send(dict.fromkeys(self.names, message), timeout=_OPENING)
-        for name, arrival in arrivals.items():
-            self._same(name, self._read(name, arrival, _SPARE_BYTES), {})
+        for name, message in self._from_all(wire.pack("begin", values, told), _SPARE_BYTES).items():
+            self._same(name, message, {})
+
+    def _from_all(self, message: bytes, most: int) -> dict[str, wire.Message]:
+        """What all sites reply to one message before the first round: they may still be starting."""
+        arrivals = self._reach(dict.fromkeys(self.names, message), self.options.opening_timeout)
+        return {name: self._read(name, arrival, most) for name, arrival in arrivals.items()}
+
+    def _reach(
+        self, messages: Mapping[str, bytes], seconds: float, *, in_round: bool = False
+    ) -> dict[str, Arrival]:
+        """Send messages, and again to sites that are gone until the time is over: they may be restarting.
+
+        A site that was reached and failed is asked again in a round alone: before it, it says why at once.
+        """
+        began = time.monotonic()
+        enough = self.options.first_replies if in_round else None
+        found = self.link.send(messages, timeout=seconds, enough=enough)
+        while True:
+            gone = [n for n, a in found.items() if a.content is None and _is_gone(a, in_round)]
+            left = began + seconds - time.monotonic()
+            replies = sum(a.content is not None for a in found.values())
+            if not gone or left <= 0 or (in_round and self._enough(replies)):
+                return found
+            time.sleep(min(_AGAIN, left))
+            gone_for = time.monotonic() - began
+            again = self.link.send({n: messages[n] for n in gone}, timeout=max(seconds - gone_for, 0.1))
+            found |= {n: a._replace(seconds=a.seconds + gone_for) for n, a in again.items()}
 
     def end(self) -> None:
         """Let the sites forget the keys of the run; a site that is gone keeps them until the next one."""
@@ -222,10 +252,7 @@ class Federation:
                 arrived = {}
             told = {"round": number, "attempt": attempt, **self._ids(), **values}
             message = wire.pack(kind, told, arrays)
-            enough = None if self.options.first_replies is None else self.options.first_replies
-            found = self.link.send(
-                dict.fromkeys(missing, message), timeout=self.options.timeout, enough=enough
-            )
+            found = self._reach(dict.fromkeys(missing, message), self.options.timeout, in_round=True)
             for name, arrival in found.items():
                 self._status[name] = {"seconds": arrival.seconds, "status": arrival.problem or "answered"}
                 if arrival.content is None:
@@ -282,8 +309,10 @@ class Federation:
         except FederationError as error:
             raise FederationError(f"site {name!r}: {error.message}", hint=error.hint) from None
         if message.kind == "refusal":
-            kind = PolicyError if message.values.get("error") == "PolicyError" else FederationError
-            raise kind(f"site {name!r} refuses: {_text(message, 'message')}", hint=_text(message, "hint"))
+            kind = _REFUSALS.get(str(message.values.get("error")), FederationError)
+            apart = f"; it has {' and '.join(self.versions[name])}" if name in self.versions else ""
+            hint = f"{_text(message, 'hint')}{apart}".removeprefix("; ")
+            raise kind(f"site {name!r} refuses: {_text(message, 'message')}", hint=hint)
         if message.kind != "reply":
             raise FederationError(f"site {name!r} sent no reply but {message.kind!r}")
         return message
@@ -314,7 +343,12 @@ class Federation:
             "seen": "sums over sites only" if self.secure else "the upload of every single site",
             "arrival_based": self.arrival_based,
             "dropouts": self.dropouts,
+            "versions": self.versions,
         }
+
+
+def _is_gone(arrival: Arrival, in_round: bool) -> bool:
+    return arrival.problem != "late" if in_round else arrival.problem == "absent"
 
 
 def check_finite(arrays: Mapping[str, Array], places: Sequence[str]) -> None:
@@ -326,6 +360,37 @@ def check_finite(arrays: Mapping[str, Array], places: Sequence[str]) -> None:
                 f"its upload has numbers that are not finite or beyond {_LARGEST:g}",
                 hint="a smaller step-size, if its chain diverged; otherwise ask the site",
             )
+
+
+def check_summed(flat: Array, number: int) -> None:
+    """Refuse the sum of a round's uploads where no honest uploads add up to it.
+
+    Raises
+    ------
+    FederationError
+        That names no site: a secure sum does not show whose upload it was.
+    """
+    if not np.all(np.abs(flat) < _LARGEST):
+        raise FederationError(
+            f"the sum of the sites' uploads left the finite numbers in round {number}; "
+            "a secure sum cannot say at which site",
+            hint=f"try a smaller step-size; if no chain diverges, {_COMPARE}",
+        )
+
+
+def check_likelihoods(arrays: Mapping[str, Array], whose: str) -> None:
+    """Refuse answers of the few-round methods that no rows give, of one site or summed.
+
+    Single values may well be −∞ or no number: far out no likelihood can be evaluated.
+    """
+    everything = np.concatenate([a.ravel() for a in arrays.values()]) if arrays else np.zeros(0)
+    if everything.size and not np.isfinite(everything).any():
+        raise FederationError(f"{whose} no finite number", hint=_COMPARE)
+    values = [a.ravel() for name, a in arrays.items() if ARRAYS[name][0] == "value"]
+    if np.any(everything == np.inf) or any(np.any(a > _LARGEST) for a in values):
+        raise FederationError(
+            f"{whose} infinities, or log likelihoods beyond {_LARGEST:g}, which no rows have", hint=_COMPARE
+        )
 
 
 def check_arrays(arrays: Mapping[str, Array], wanted: Mapping[str, tuple[tuple[int, ...], Any]]) -> None:

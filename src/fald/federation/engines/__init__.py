@@ -31,7 +31,26 @@ class Situation(NamedTuple):
     jobs: tuple[str, ...]
 
 
-class Site(NamedTuple):
+class Finding(NamedTuple):
+    """What ``fald federation doctor`` has found.
+
+    Attributes
+    ----------
+    level
+        ``ok``, ``warn`` or ``bad``: the last will fail.
+    about, said
+        What it is about, and what is so.
+    mend
+        What to do.
+    """
+
+    level: str
+    about: str
+    said: str
+    mend: str = ""
+
+
+class JoinedSite(NamedTuple):
     """A site that is about to join.
 
     Attributes
@@ -82,7 +101,7 @@ class Deployment(Protocol):
         """A site's folder: federation, its sites, this site, host, port, fingerprint of the authority."""
         ...
 
-    def join(self, site: Site, report: Report, patience: float | None) -> None:
+    def join(self, site: JoinedSite, report: Report, patience: float | None) -> None:
         """Take part until Ctrl-C, each message handed to ``SiteWorker.handle``.
 
         ``patience`` are seconds to wait for the coordinator to let the site in; None: as long as it takes.
@@ -107,6 +126,14 @@ class Deployment(Protocol):
 
     def situation(self, folder: Path) -> Situation:
         """Who is there, and what runs."""
+        ...
+
+    def examine(self, folder: Path) -> list[Finding]:
+        """What is right and wrong with the engine's part at the coordinator."""
+        ...
+
+    def examine_kit(self, kit: Path) -> list[Finding]:
+        """What is right and wrong with the engine's part at a site."""
         ...
 
 

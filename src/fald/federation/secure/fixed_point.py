@@ -4,9 +4,9 @@ A number x is held as the whole number x·2⁵⁶ modulo 2¹²⁸, in two rows o
 Addition of such numbers is exact, so a sum over sites is the same whichever way it is taken, and masks that
 are added and subtracted leave no trace.
 
-Numbers must stay below 2⁵⁰ ≈ 1.1e15 in magnitude; with at most 512 terms a sum then stays below 2⁵⁹. What
-lies beyond can be refused, or *saturated*: sent as −2⁶¹, which no sum of the other terms can lift above −2⁶⁰,
-so that every sum with such a term is recognised and read as −∞.
+Numbers must stay below 2⁴⁷ ≈ 1.4e14 in magnitude; with at most 255 terms a sum then fills 112 bits. What lies
+beyond can be refused, or *marked*: of the 16 bits above, eight count the terms that are −∞ or too far down,
+and eight those that are not a number, +∞ or too large. A sum with such terms is read as −∞ or as no number.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from fald.core.errors import NonFiniteError
 Words = NDArray[np.uint64]
 
 FRACTION_BITS = 56
-LIMIT = 2.0**50
-MOST_TERMS = 512
-_SATURATED = -(2.0**61)
+LIMIT = 2.0**47
+MOST_TERMS = 255
+MASKED_BYTES = 16  # of a number under masks
 _TO_HIGH = 2.0 ** (FRACTION_BITS - 64)
 _TO_LOW = 2.0**64
+_LOST = np.uint64(48)  # bit of a high word from which terms that are −∞ are counted
+_NONE = np.uint64(56)  # and from which those that are no number
+_ONE = np.uint64(1)
 
 
 def encode(values: ArrayLike, *, saturate: bool = False) -> Words:
@@ -37,8 +40,8 @@ def encode(values: ArrayLike, *, saturate: bool = False) -> Words:
     values
         (n,) numbers.
     saturate
-        What to do with NaN, infinities and numbers of 2⁵⁰ or more in magnitude: make every sum with them −∞,
-        or refuse them.
+        What to do with NaN, infinities and numbers of 2⁴⁷ or more in magnitude: mark them, so that every sum
+        with them is −∞ or no number, or refuse them.
 
     Returns
     -------
@@ -62,22 +65,27 @@ def encode(values: ArrayLike, *, saturate: bool = False) -> Words:
     if not fits.all():
         if not saturate:
             raise _refused(x, fits)
-        x = np.where(fits, x, _SATURATED)
+        low, x = x <= -LIMIT, np.where(fits, x, 0.0)
     size = np.abs(x) * _TO_HIGH
     high = np.floor(size)
     words = np.empty((2, len(x)), np.uint64)
     words[0] = np.rint((size - high) * _TO_LOW)  # a float64 below one stays below one: no carry
     words[1] = high
-    return np.where(x < 0, negated(words), words)
+    words = np.where(x < 0, negated(words), words)
+    if not fits.all():
+        words[1, ~fits] = np.where(low[~fits], _ONE << _LOST, _ONE << _NONE)
+    return words
 
 
-def decode(words: Words) -> NDArray[np.float64]:
-    """Sums in fixed point as numbers; −∞ where a term was saturated.
+def decode(words: Words, terms: int = MOST_TERMS) -> NDArray[np.float64]:
+    """Sums in fixed point as numbers; NaN where a term was none, else −∞ where one was.
 
     Parameters
     ----------
     words
         (2, n) words: low, high.
+    terms
+        How many were summed.
 
     Raises
     ------
@@ -89,14 +97,15 @@ def decode(words: Words) -> NDArray[np.float64]:
     >>> decode(encode([0.1, -2.5])).tolist()
     [0.1, -2.5]
     """
+    marks = (words[1] + (_ONE << (_LOST - _ONE))) >> _LOST  # the sum may be negative
+    words = np.stack([words[0], words[1] - (marks << _LOST)])
     negative = words[1] >> np.uint64(63) == 1
     low, high = np.where(negative, negated(words), words).astype(np.float64)
     size = high / _TO_HIGH + low / (_TO_HIGH * _TO_LOW)
-    total = np.where(negative, -size, size)
-    lost = total < _SATURATED / 2
-    if np.any(~lost & (size >= LIMIT * MOST_TERMS)):
+    lost, none = marks & np.uint64(MOST_TERMS), marks >> (_NONE - _LOST)
+    if np.any((lost + none > terms) | (size >= LIMIT * terms)):
         raise NonFiniteError("a sum lies outside the range of all its terms")
-    return np.where(lost, -np.inf, total)
+    return np.where(none > 0, np.nan, np.where(lost > 0, -np.inf, np.where(negative, -size, size)))
 
 
 def add(a: Words, b: Words) -> Words:
@@ -141,7 +150,7 @@ def fixed_point_sum(values: Sequence[ArrayLike], *, saturate: bool = False) -> N
     Parameters
     ----------
     values
-        Arrays of one length, at most 512 of them.
+        Arrays of one length, at most 255 of them.
     saturate
         As in ``encode``.
 
@@ -154,7 +163,7 @@ def fixed_point_sum(values: Sequence[ArrayLike], *, saturate: bool = False) -> N
     """
     if not 1 <= len(values) <= MOST_TERMS:
         raise ValueError(f"between 1 and {MOST_TERMS} arrays can be summed; got {len(values)}")
-    return decode(total(encode(v, saturate=saturate) for v in values))
+    return decode(total(encode(v, saturate=saturate) for v in values), len(values))
 
 
 def _refused(x: NDArray[Any], fits: NDArray[np.bool_]) -> NonFiniteError:
@@ -165,6 +174,6 @@ def _refused(x: NDArray[Any], fits: NDArray[np.bool_]) -> NonFiniteError:
             hint="the computation at this site diverged; a smaller step size often helps",
         )
     return NonFiniteError(
-        f"entry {place} of {len(x)} to be summed is 2^50 (1.1e15) or more in magnitude",
+        f"entry {place} of {len(x)} to be summed is 2^47 (1.4e14) or more in magnitude",
         hint="declare a scaling for columns with large numbers, so that sums over rows stay moderate",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -115,6 +116,18 @@ class Identity:
     def sign(self, message: bytes) -> str:
         """The signature of a message, in hexadecimal digits."""
         return self._key.sign(message).hex()
+
+
+def key_fingerprint(public: str) -> str:
+    """Sixteen characters that stand for a public key, to be compared by telephone.
+
+    Examples
+    --------
+    >>> key_fingerprint("00" * 32)
+    '6668-7aad-f862-bd77'
+    """
+    digits = hashlib.sha256(bytes.fromhex(public)).hexdigest()[:16]
+    return "-".join(digits[i : i + 4] for i in range(0, 16, 4))
 
 
 def check_signature(public: str, signature: str, message: bytes) -> bool:

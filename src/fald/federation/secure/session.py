@@ -216,7 +216,8 @@ class Session:
         if len(raw) != 32 or fields.get("name") != name or not signed:
             raise SecureSumError(
                 f"the key that came for site {name!r} is not signed for this run with the key pinned for it",
-                hint="somebody between the sites may have exchanged it; compare the pinned keys by telephone",
+                hint="somebody between the sites may have exchanged it; if the site has lost its key, "
+                f"compare the new one by telephone: fald federation repin KIT {name} roster.json",
             )
         return raw
 
@@ -270,7 +271,7 @@ class Session:
         Parameters
         ----------
         values
-            (n,) numbers below 2⁵⁰ ≈ 1.1e15 in magnitude; they are rounded to multiples of 2⁻⁵⁶ ≈ 1.4e-17.
+            (n,) numbers below 2⁴⁷ ≈ 1.4e14 in magnitude; they are rounded to multiples of 2⁻⁵⁶ ≈ 1.4e-17.
         round, attempt
             Which sum this is; they never go back.
         digest
@@ -278,8 +279,9 @@ class Session:
         among
             The sites asked, this one and at least two others; None: all. One round has one set of sites.
         saturate
-            True: NaN, infinities and numbers beyond the limit make their sum −∞, as the log likelihood of a
-            draw far outside the posterior may; what is left to see is how many sites had one. False: refuse.
+            True: NaN, infinities and numbers beyond the limit are marked, and their sum is −∞ or no number,
+            as the log likelihood of a draw far outside the posterior may be; what is left to see is how many
+            sites had one. False: refuse.
 
         Returns
         -------
@@ -370,7 +372,7 @@ def unmask_sum(uploads: Sequence[NDArray[np.uint64]]) -> NDArray[np.float64]:
     Returns
     -------
     array
-        (n,) sums; −∞ where a site's value was saturated.
+        (n,) sums; NaN where a site had no number, −∞ where one had none above the limit.
 
     Raises
     ------
@@ -392,7 +394,7 @@ def unmask_sum(uploads: Sequence[NDArray[np.uint64]]) -> NDArray[np.float64]:
             hint="a site is missing, or the sites did not answer the same request; ask all of them again",
         )
     try:
-        return decode(words[:, :-1])
+        return decode(words[:, :-1], len(uploads))
     except NonFiniteError as error:
         raise SecureSumError(f"an upload is wrong: {error.message}") from error
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from fald.core.errors import FederationError, PrivacyError
 from fald.core.files import damaged, write_atomically
-from fald.federation.site.ledger import Ledger
+from fald.federation.site.ledger import SiteLedger
 from fald.langevin.fald import FALD, private
 from fald.langevin.safety import as_used
 from fald.privacy import RunSettings, step_noise
@@ -52,7 +52,7 @@ class Account:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: SiteLedger,
         run: str,
         path: Path,
         cost: Callable[[int], float],
@@ -128,7 +128,7 @@ class Account:
 
 
 def open_account(
-    ledger: Ledger,
+    ledger: SiteLedger,
     run: str,
     folder: Path,
     study: Study,

@@ -41,7 +41,7 @@ class Charge(NamedTuple):
     rounds: int = 0
 
 
-class Ledger:
+class SiteLedger:
     """The privacy that a site's records have spent across studies.
 
     Parameters
@@ -61,7 +61,7 @@ class Ledger:
     --------
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
-    >>> ledger = Ledger(folder.name + "/ledger.jsonl", max_epsilon=2.0, delta=1e-5)
+    >>> ledger = SiteLedger(folder.name + "/ledger.jsonl", max_epsilon=2.0, delta=1e-5)
     >>> ledger.reserve("study 1", 0.8, 2e-6, rounds=100)
     Charge(epsilon=0.8, delta=2e-06, rounds=100)
     >>> ledger.reserve("study 1", 1.2, 2e-6, rounds=200).rounds

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,14 +21,15 @@ from fald.core.errors import ConfigError, PolicyError
 from fald.federation.secure.session import FEWEST_SITES
 from fald.fewround.methods import FIT_METHODS
 from fald.langevin.registry import METHODS, reveals_of
-from fald.problem.families import FAMILIES
+from fald.problem.families import FAMILIES, is_outside
 
 FEW_ROWS = 5
+_OUTSIDE = re.compile(r"[a-z0-9-]+:[^\s:]+")
 _FEW_ROUND = {name for name, method in FIT_METHODS.items() if method.requests}
 
 
 @dataclass(frozen=True)
-class Proposal:
+class Enquiry:
     """What a study asks of one site.
 
     Attributes
@@ -45,9 +47,10 @@ class Proposal:
     secure_sum
         Whether all uploads go through a secure sum.
     rounds, chains, local_steps
-        The most rounds it may take, the chains that advance in each, and the steps of each chain.
+        The most rounds it may take, the chains that advance in each, and the steps of each chain, or what
+        else a method counts if that is more.
     sites
-        How many sites the federation has.
+        How many sites the federation has by what the site itself knows; 0: it does not know.
     rows
         Rows of this site; 0 before they were looked at. Used at the site only.
     dim
@@ -124,7 +127,7 @@ class Policy(_Section):
     Examples
     --------
     >>> policy = make_policy({"allowed-models": ["logistic"], "max-rounds": 100})
-    >>> asked = Proposal(columns=("y", "x"), family="linear", method="fa-ld", few_round=False,
+    >>> asked = Enquiry(columns=("y", "x"), family="linear", method="fa-ld", few_round=False,
     ...                  curvature=False, secure_sum=True, rounds=5000, chains=4, rows=50, dim=2)
     >>> policy.check(asked)
     Traceback (most recent call last):
@@ -146,6 +149,9 @@ class Policy(_Section):
     max_chains: Annotated[int, Field(ge=1)] = 1_000
     max_local_steps: Annotated[int, Field(ge=1)] = 10_000
     max_failed_opens: Annotated[int, Field(ge=1)] = 20
+    max_studies: Annotated[int, Field(ge=1)] = 100
+    max_seconds: Annotated[float, Field(gt=0, le=86400)] = 120.0
+    max_megabytes: Annotated[int, Field(ge=1)] = 4096
     privacy: PrivacyPolicy = Field(default_factory=PrivacyPolicy)
 
     @field_validator("allowed_models", "allowed_methods")
@@ -153,14 +159,16 @@ class Policy(_Section):
     def _known_names(cls, names: list[str] | None, info: Any) -> list[str] | None:
         known = tuple(FAMILIES) if info.field_name == "allowed_models" else (*FIT_METHODS, *METHODS)
         for name in names or []:
-            if name not in known:
+            # of a package that is not installed yet, or no more
+            later = info.field_name == "allowed_models" and _OUTSIDE.fullmatch(name)
+            if name not in known and not later:
                 near = difflib.get_close_matches(name, known, 1)
                 raise ValueError(
                     f"{name!r} is not known" + (f"; did you mean {near[0]!r}?" if near else f": {known}")
                 )
         return names
 
-    def check(self, task: Proposal) -> None:
+    def check(self, task: Enquiry) -> None:
         """Refuse a study that the policy does not allow, whatever the rows are.
 
         Parameters
@@ -180,12 +188,25 @@ class Policy(_Section):
                 hint="change the study, or ask the site to change its policy",
             )
 
-    def check_rows(self, task: Proposal) -> None:
+    def check_model(self, family: str) -> None:
+        """Refuse a model of an installed package that the policy does not name; nothing is imported yet."""
+        if not self._allows_model(family):
+            raise PolicyError(
+                f"the site refuses the study: the model {family[:80]!r} (allowed-models)",
+                hint="a model that is not part of fald must be named in the site's policy",
+            )
+
+    def _allows_model(self, family: str) -> bool:
+        if self.allowed_models is None:
+            return not is_outside(family)
+        return family in self.allowed_models
+
+    def check_rows(self, task: Enquiry) -> None:
         """Refuse a study that asks for fewer rows than the site wants to have."""
         if task.rows < self.minimum_rows:
             raise PolicyError("it has fewer rows than it wants to have to take part (minimum-rows)")
 
-    def warnings(self, task: Proposal) -> list[str]:
+    def warnings(self, task: Enquiry) -> list[str]:
         """What the people at the site should know before they take part."""
         if task.secure_sum or task.private or task.rows > max(task.dim, FEW_ROWS):
             return []
@@ -195,14 +216,14 @@ class Policy(_Section):
             "hides them; 'minimum-rows' or 'unsummed = false' in the site's policy refuses such studies"
         ]
 
-    def _refused_study(self, task: Proposal) -> list[str]:
+    def _refused_study(self, task: Enquiry) -> list[str]:
         found = []
         if self.allowed_columns is not None:
             odd = sorted(set(task.columns) - set(self.allowed_columns))
             if odd:
                 word = "column" if len(odd) == 1 else "columns"
                 found.append(f"the {word} {', '.join(map(repr, odd))} (allowed-columns)")
-        if self.allowed_models is not None and task.family not in self.allowed_models:
+        if not self._allows_model(task.family):
             found.append(f"the model {task.family!r} (allowed-models)")
         if self.allowed_methods is not None and not self._allows_method(task.method):
             found.append(f"the method {task.method!r} (allowed-methods)")
@@ -222,7 +243,7 @@ class Policy(_Section):
         # "auto" may choose any of the others
         return method in allowed or (method == "auto" and _FEW_ROUND - {"auto"} <= allowed)
 
-    def _refused_uploads(self, task: Proposal) -> list[str]:
+    def _refused_uploads(self, task: Enquiry) -> list[str]:
         found = []
         if not task.declared:
             found.append(f"the method {task.method!r}, which does not declare what it sends (reveals)")
@@ -234,12 +255,12 @@ class Policy(_Section):
         if (task.curvature or declared) and not self.curvature:
             found.append("second derivatives over its rows (curvature)")
         # of two sites each knows the other's part of a sum, so that a secure sum hides nothing
-        unsummed = task.sites < FEWEST_SITES if self.unsummed is None else self.unsummed
+        unsummed = 0 < task.sites < FEWEST_SITES if self.unsummed is None else self.unsummed
         if not task.secure_sum and not unsummed:
             found.append("uploads that do not go through a secure sum (unsummed)")
         return found
 
-    def _refused_privacy(self, task: Proposal) -> list[str]:
+    def _refused_privacy(self, task: Enquiry) -> list[str]:
         p = self.privacy
         if task.epsilon is None or task.delta is None or not task.private:
             what = "without differential privacy" if task.delta is None else "that sets no limit to its ε"

@@ -47,7 +47,7 @@ class Record:
         with locked(self._state / f"{RECORD}.lock"):
             number, before = self._end()
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            line = _text({"line": number + 1, "time": now, **entry, "before": before})
+            line = _text({"line": number + 1, "time": now, **_short(dict(entry)), "before": before})
             append_line(self._state / RECORD, line.encode() + b"\n")
             end = {"lines": number + 1, "hash": _hash(line)}
             seal = {**end, "signature": self._identity.sign(_text(end).encode())}
@@ -67,6 +67,16 @@ class Record:
         if not follows or last is None:
             raise _broken(self._state, "its last line is not the one that was sealed")
         return number + 1, _hash(last)
+
+
+def _short(value: Any) -> Any:
+    """A value without what is too long to read: no request may make a line that cannot be read back."""
+    if isinstance(value, str):
+        return value if len(value) <= 1000 else f"{value[:1000]}…"
+    if isinstance(value, list):
+        more = [f"and {len(value) - 200} more"] if len(value) > 200 else []
+        return [_short(each) for each in value[:200]] + more
+    return {key: _short(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def _last_line(path: Path) -> str | None:

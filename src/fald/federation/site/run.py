@@ -25,7 +25,7 @@ from fald.federation.site.account import Account, check_weights, open_account
 from fald.federation.site.answers import Answers, Kept, Last
 from fald.federation.site.audit import FewRoundAudit, digest_of, public_root, same, start_of
 from fald.federation.site.langevin import LangevinSite, Task
-from fald.federation.site.ledger import Ledger
+from fald.federation.site.ledger import SiteLedger
 from fald.federation.site.policy import Policy
 from fald.federation.wire import PASSED, PREPARED
 from fald.fewround.methods import requests_of
@@ -155,7 +155,7 @@ class SiteRun:
         if self._account is None:
             limits = self.site.policy.privacy
             self._account = open_account(
-                Ledger(self.site.state / "ledger.jsonl", limits.max_epsilon, limits.delta),
+                SiteLedger(self.site.state / "ledger.jsonl", limits.max_epsilon, limits.delta),
                 f"{self.about['run']}-{self.frozen.study[:16]}",
                 self.folder,
                 self.study,

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import secrets
 import time
-import tomllib
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,89 +21,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fald.core.errors import (
-    ConfigError,
     FaldError,
     FederationError,
     PolicyError,
     PrivacyError,
     SecureSumError,
+    StorageError,
     printable,
 )
 from fald.core.files import locked, write_atomically
-from fald.core.reveals import shows_curvature
-from fald.core.version import __version__
+from fald.core.version import __version__, library_versions
 from fald.federation import wire
 from fald.federation.secure.session import Identity
 from fald.federation.site.account import private_parts
+from fald.federation.site.confined import Confined, Limits
 from fald.federation.site.messages import check_message
-from fald.federation.site.policy import Policy, Proposal, read_policy
+from fald.federation.site.opening import Openings, enquiry_of, read_json, remote_study
+from fald.federation.site.policy import Enquiry, Policy, read_policy
 from fald.federation.site.record import Record
 from fald.federation.site.run import UNSAID, Frozen, Owner, RowsError, SiteRun, about_rows, study_digest
+from fald.federation.site.settings import SiteSettings
 from fald.federation.wire import PROTOCOL
-from fald.fewround.methods import requests_of
-from fald.fewround.site import answer_kinds
 from fald.langevin.sampling import check_model
 from fald.problem.data import FederatedData, read_table
+from fald.problem.families import is_outside, versions
+from fald.problem.model import check_terms
 from fald.study.precision import set_precision
-from fald.study.schema import Study, make_study
+from fald.study.schema import Study
 
 Array = NDArray[Any]
 _TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError)  # whose words never come from rows
-_DAY = 86400.0  # seconds
-
-
-@dataclass(frozen=True)
-class SiteSettings:
-    """What a site is and where its things are.
-
-    Attributes
-    ----------
-    name
-        The site's name in the federation.
-    state
-        Folder for what must outlive the process, readable by its owner only.
-    data
-        The site's table, CSV or Parquet; None where a program hands over the rows.
-    policy
-        What the site allows; None: the default policy.
-    pins
-        Public keys of all sites; None: those seen in the first run are kept, and later ones must match.
-    coordinator
-        Who can ask, as the record says it: the address of the server, and the fingerprint of its authority.
-    """
-
-    name: str
-    state: Path
-    data: Path | None = None
-    policy: Path | None = None
-    pins: Path | None = None
-    coordinator: str = ""
-
-    @property
-    def identity(self) -> Path:
-        """The file of the site's own key."""
-        return self.state / "identity.pem"
-
-
-def read_site(folder: str | Path) -> SiteSettings:
-    """Read ``site.toml`` of a site's folder; relative paths start there.
-
-    Raises
-    ------
-    ConfigError
-        If it is missing or wrong.
-    """
-    path = Path(folder) / "site.toml"
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", hint="'fald federation join' writes it") from error
-    unknown = sorted(set(tree) - {"name", "state", "data", "policy", "pins", "coordinator"})
-    if unknown or not isinstance(tree.get("name"), str):
-        raise ConfigError(f"{path}: {'unknown key ' + repr(unknown[0]) if unknown else 'name is missing'}")
-    paths = {key: Path(folder) / tree[key] for key in ("data", "policy", "pins") if key in tree}
-    asks = str(tree.get("coordinator", ""))
-    return SiteSettings(tree["name"], Path(folder) / tree.get("state", "state"), **paths, coordinator=asks)
+_OWN_FILES = "a file of its own, such as its privacy ledger, is damaged or cannot be written"
+_LARGEST_LOG = 5_000_000  # bytes after which a new log begins; the one before is kept
 
 
 class SiteWorker:
@@ -117,10 +65,18 @@ class SiteWorker:
     load
         Makes the site's rows for a study, ``{name: rows}`` as ``FederatedData.from_arrays`` takes them or a
         ``FederatedData`` of one client. Default: the study's columns of the site's table.
+    confined
+        Whether this is the process in which models of installed packages run.
     """
 
-    def __init__(self, settings: SiteSettings, load: Callable[[Study], FederatedData] | None = None):
-        self.settings = settings
+    def __init__(
+        self,
+        settings: SiteSettings,
+        load: Callable[[Study], FederatedData] | None = None,
+        *,
+        confined: bool = False,
+    ):
+        self.settings, self._is_confined = settings, confined
         self._load = load or self._read_table
         settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         exists = settings.identity.exists()
@@ -128,8 +84,14 @@ class SiteWorker:
         self.policy: Policy = read_policy(settings.policy)
         self._owner = Owner(settings.name, settings.state, self.identity, self.policy)
         self._record = Record(settings.state, self.identity)
+        self._openings = Openings(settings.state, self.policy)
         self._run: SiteRun | None = None
         self._told: dict[str, Any] = {}
+        about = {
+            key: str(value) if isinstance(value, Path) else value for key, value in vars(settings).items()
+        }
+        limits = Limits(self.policy.max_seconds, self.policy.max_megabytes)
+        self._confined = Confined(about, limits, settings.state / "site.log")
 
     def handle(self, content: bytes) -> bytes:
         """Answer a message; whatever goes wrong becomes a refusal that names no value."""
@@ -137,7 +99,8 @@ class SiteWorker:
         self._told = {"asked": "", "digest": wire.digest(content).hex(), "by": self.settings.coordinator}
         try:
             reply = self._handled(content, about)
-            if self._told["asked"] != "hello":  # of which nothing but names and versions leave
+            # of a hello nothing but names and versions leave; another process writes its own lines
+            if self._told.get("asked", "hello") != "hello":
                 self._record.add(self._told)
             return reply
         except Exception as error:  # nothing may leave but a refusal
@@ -155,7 +118,12 @@ class SiteWorker:
         folder = self._folder(message.values["run"])
         if message.kind != "open" and not folder.is_dir():
             raise FederationError("this site knows no such run", hint="submit it again with --resume")
+        family = self._family(message)
+        if message.kind == "open":
+            self._admit(family, message.values["version"])
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if is_outside(family) and not self._is_confined:
+            return self._confine(content, message, family)
         with locked(folder / "lock"):  # two processes must not answer one run
             work = {"open": self._open, "begin": self._begin, "end": self._end}
             if message.kind in work:
@@ -171,10 +139,13 @@ class SiteWorker:
 
     def _refuse(self, about: dict[str, Any], error: Exception) -> bytes:
         self.log("".join(traceback.format_exception(error)).rstrip())
-        if isinstance(error, _TELLS) and not isinstance(error, RowsError):
+        if isinstance(error, _TELLS) and not isinstance(error, RowsError) and _raised_here(error):
             said, hint, kind = error.message, error.hint, type(error).__name__
+        elif isinstance(error, StorageError):  # of the site's own files, not of its rows
+            said, hint, kind = _OWN_FILES, "the site's own log says which", FederationError.__name__
         else:  # one sentence for all: a difference could tell of the rows
             said, hint, kind = UNSAID, "the site's own log says what", FederationError.__name__
+        said = said[:1000]
         self._note(refused=said)
         try:
             self._record.add({**self._told, "left": {}, "refused": said})
@@ -185,8 +156,10 @@ class SiteWorker:
 
     def log(self, text: str) -> None:
         """Add to the site's own log."""
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        with open(self.settings.state / "site.log", "a", encoding="utf-8") as file:
+        stamp, path = time.strftime("%Y-%m-%d %H:%M:%S"), self.settings.state / "site.log"
+        if path.exists() and path.stat().st_size > _LARGEST_LOG:
+            path.replace(path.with_suffix(".1.log"))
+        with open(path, "a", encoding="utf-8") as file:
             file.write(f"{stamp} {printable(text, lines=True)}\n")
 
     def _note(self, **fields: Any) -> None:
@@ -197,25 +170,69 @@ class SiteWorker:
     # -- before the rounds ------------------------------------------------------------------------------
 
     def _hello(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
-        return {"version": __version__, "protocol": PROTOCOL, "identity": self.identity.public}, {}
+        about = {"version": __version__, "versions": library_versions(), "protocol": PROTOCOL}
+        return {**about, "identity": self.identity.public}, {}
+
+    def _family(self, message: wire.Message) -> str:
+        """The model of the run that a message belongs to, by name; nothing of it is imported."""
+        if message.kind == "open":
+            tree = message.values["study"]
+        else:
+            tree = (read_json(self._folder(message.values["run"]) / "session.json") or {}).get("study", {})
+        section = tree.get("model")
+        family = section.get("family") if isinstance(section, dict) else None
+        return family if isinstance(family, str) else ""
+
+    def _admit(self, family: str, theirs: str) -> None:
+        """Refuse other versions than this site's, and packages that its policy does not name."""
+        if is_outside(family):
+            self.policy.check_model(family)
+        mine = versions(family)
+        if theirs != mine:
+            raise FederationError(
+                f"it has fald {mine}, the coordinator {printable(theirs)[:120]}",
+                hint="install the same versions everywhere",
+            )
+
+    def _confine(self, content: bytes, message: wire.Message, family: str) -> bytes:
+        """Let the process for models of installed packages answer; what exceeds its limits stays refused."""
+        if self._load != self._read_table:
+            raise FederationError(
+                f"the model {family!r} runs in a process of its own; this site's rows come from a program",
+                hint="give the site a file, and the model a read function",
+            )
+        session, path = message.values["session"], self._folder(message.values["run"]) / "exceeded.json"
+        before = read_json(path) or {}
+        if before.get("session") == session:
+            raise PolicyError(before["said"], hint=before["hint"])
+        try:
+            reply = self._confined.handle(content, family)
+        except PolicyError as error:
+            said = {"session": session, "said": error.message, "hint": error.hint}
+            write_atomically(path, json.dumps(said).encode())
+            if message.kind == "open":
+                self._openings.count_failed()
+            raise
+        if message.kind == "end":
+            self._confined.stop()
+        self._told.clear()
+        return reply
 
     def _open(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
         """Decide whether to take part, count the rows, and introduce the session: the policy first."""
         v = message.values
-        if v["version"] != __version__:
-            raise FederationError(
-                f"it has fald {__version__}, the coordinator {printable(v['version'])[:40]}",
-                hint="install the same version everywhere",
-            )
-        study = _remote_study(v["study"])
+        study = remote_study(v["study"])
+        own = is_outside(study.model.family)
         self._told |= {"title": study.title, "columns": [study.data.target, *study.data.features]}
-        self._told["study"] = study_digest(v["study"])
+        # a run does not go on with another version of its model
+        self._told["study"] = study_digest({**v["study"], **({"at": v["version"]} if own else {})})
         set_precision(study)
         if study.privacy is not None:
             private_parts(study)  # before anything leaves
-        proposal = _proposal(study, v["secure"], len(v["names"]))
+        proposal = enquiry_of(study, v["secure"], len(self._known_sites()))
         self.policy.check(proposal)
         self._check_sites(v["names"], v["secure"])
+        self._openings.count_study(self._told["study"])
         data, warnings = self._opened(study, proposal)
         folder = self._folder(v["run"])
         known = Frozen.read(folder)
@@ -246,25 +263,21 @@ class SiteWorker:
         types = {f"row_{i}": np.zeros((0, *a.shape[1:]), a.dtype) for i, a in enumerate(_leaves(data))}
         return told, types | offered
 
-    def _opened(self, study: Study, proposal: Proposal) -> tuple[FederatedData, list[str]]:
+    def _opened(self, study: Study, proposal: Enquiry) -> tuple[FederatedData, list[str]]:
         """The rows of a study that the policy allows; what does not fit is counted, and told in one way."""
-        path = self.settings.state / "failed.json"
-        failed = [t for t in (_read_json(path) or []) if time.time() - t < _DAY]
-        if len(failed) >= self.policy.max_failed_opens:
-            raise PolicyError(
-                f"{len(failed)} studies did not fit its rows within a day (max-failed-opens)",
-                hint="wait, or ask the site to change its policy",
-            )
+        self._openings.check_failed()
         self._check_columns(study)
         try:
             with about_rows():
                 data = self._rows(study)
                 model = study.build_model(data.features)
                 check_model(model, data)
+                if is_outside(study.model.family):
+                    check_terms(model, data)
                 whole = replace(proposal, rows=data.num_rows, dim=model.dim)
                 self.policy.check_rows(whole)
         except RowsError:
-            write_atomically(path, json.dumps([*failed, time.time()]).encode())
+            self._openings.count_failed()
             raise
         return data, self.policy.warnings(whole)
 
@@ -272,14 +285,14 @@ class SiteWorker:
         """Refuse a roster without this site, and sums over fewer sites than are known here."""
         if self.settings.name not in names:
             raise FederationError("the roster must name this site once, in order")
-        known = self._known_pins()
+        known = self._known_sites()
         subset = names in [sorted(each) for each in self.policy.allowed_subsets]
-        if secure and known is not None and set(names) != set(known) and not subset:
+        if secure and known and set(names) != known and not subset:
             raise SecureSumError(
-                "the sites of the run are not those pinned here; they differ in "
-                + ", ".join(map(repr, sorted(set(names) ^ set(known)))),
+                "the sites of the run are not those known here; they differ in "
+                + ", ".join(map(repr, sorted(set(names) ^ known))),
                 hint="sums with and without a site show that site's numbers; allowed-subsets of the policy "
-                "names those that may be asked",
+                "names those that may be asked, 'fald federation repin' at this site takes in who is new",
             )
 
     def _begin(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -303,8 +316,12 @@ class SiteWorker:
         self._note(finished=message.values["run"])
         return {}, {}
 
+    def _known_sites(self) -> set[str]:
+        """Names of the sites, whatever a coordinator says: those pinned, else those told at joining."""
+        return set(self._known_pins() or self.settings.sites)
+
     def _known_pins(self) -> dict[str, str] | None:
-        return _read_json(self.settings.pins or self.settings.state / "pins.json")
+        return read_json(self.settings.pins or self.settings.state / "pins.json")
 
     def _pins(self, announced: Mapping[str, str]) -> dict[str, str]:
         """Public keys of the sites: those of the site's own file, else those seen first."""
@@ -329,6 +346,8 @@ class SiteWorker:
         if self.settings.data is None:
             raise FederationError("no table was given to this site", hint="fald federation join --data FILE")
         with about_rows():
+            if not study.encodes:
+                return
             columns = {str(c) for c in read_table(self.settings.data).columns}
         missing = sorted({study.data.target, *study.data.features} - columns)
         if missing:
@@ -342,20 +361,21 @@ class SiteWorker:
         """The run a message belongs to, read back from disk if this process has not opened it."""
         run_id, session = message.values["run"], message.values["session"]
         folder = self._folder(run_id)
-        about = _read_json(folder / "session.json")
+        about = read_json(folder / "session.json")
         if about is None:
             raise FederationError("this site knows no such run", hint="submit it again with --resume")
         if about["session"] != session:
             raise FederationError("the message belongs to an earlier session of this run")
         mine = self._run
         if mine is None or mine.about["run"] != run_id or mine.about["session"] != session:
-            study = _remote_study(about["study"])
+            study = remote_study(about["study"])
             set_precision(study)
             with about_rows():
                 data = self._rows(study)
             mine = SiteRun(self._owner, folder, about, study, data)
             mine.restore()
             self._run = mine
+        set_precision(mine.study)  # another study may have been looked at since
         mine.answers.read()
         return mine
 
@@ -363,41 +383,11 @@ class SiteWorker:
         return self.settings.state / "runs" / run
 
 
+def _raised_here(error: BaseException) -> bool:
+    """Whether fald's own code raised an error: the words of others may quote rows."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).split(".")[0] == "fald"
+
+
 def _leaves(data: FederatedData) -> list[Array]:
     return [np.asarray(a) for a in jax.tree.leaves(data.rows)]
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def _remote_study(tree: Mapping[str, Any]) -> Study:
-    """The study as a site may read it: without files, which are the coordinator's."""
-    data = {k: v for k, v in tree["data"].items() if k not in ("file", "files", "site")}
-    return make_study({**tree, "data": data, "folder": "."}, "the coordinator's study")
-
-
-def _proposal(study: Study, secure: bool, sites: int) -> Proposal:
-    """What a study asks, as far as that can be said without a look at the rows."""
-    s = study.sampler
-    if s is None:
-        kinds, sums, declared = answer_kinds(requests_of(study.fit.method, study.fit.curvature)), True, True
-    else:
-        reveals = s.build_method().about.reveals
-        kinds, sums, declared = reveals.kinds, reveals.sums, reveals.declared
-    return Proposal(
-        columns=(study.data.target, *study.data.features),
-        family=study.model.family,
-        method=study.fit.method if s is None else s.method,
-        few_round=s is None,
-        curvature=shows_curvature(kinds),
-        sums=sums,
-        declared=declared,
-        secure_sum=secure,
-        rounds=study.fit.max_rounds if s is None else s.num_rounds,
-        chains=1 if s is None else s.num_chains,
-        local_steps=1 if s is None else s.local_steps,
-        sites=sites,
-        epsilon=None if study.privacy is None else study.privacy.max_epsilon,
-        delta=None if study.privacy is None else study.privacy.delta,
-    )

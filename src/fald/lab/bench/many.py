@@ -36,12 +36,18 @@ def images(rng: np.random.Generator, count: int, pixels: int) -> tuple[np.ndarra
 
 
 def rounds_of(
-    model: fald.Model, data: fald.FederatedData, method: samplers.FALD, who: fald.Participation, *, count: int
+    model: fald.Model,
+    data: fald.FederatedData,
+    method: samplers.FALD,
+    who: fald.Participation,
+    *,
+    count: int,
+    chains: int = 1,
 ) -> Callable[[], object]:
     """A function that runs ``count`` rounds at the engine, set up once as in a long run."""
-    problem = Assignment(jnp.array([0, 1], jnp.uint32), model, data, method, who, 1, count, 1)
+    problem = Assignment(jnp.array([0, 1], jnp.uint32), model, data, method, who, chains, count, 1)
     engine = fald.InProcess()
-    state = engine.init(problem, model.flat_initial_position[None])
+    state = engine.init(problem, jnp.tile(model.flat_initial_position, (chains, 1)))
     return lambda: engine.advance(problem, state, count)
 
 

@@ -23,10 +23,21 @@ WORKLOADS = {
     "images": "B, C: image classifiers against PyTorch",
     "chains": "D: many chains of a logistic regression against a Python loop and BlackJAX",
     "many": "E: 1,000 and 100,000 clients",
+    "networks": "G, H, I: networks against loops written by hand",
     "start": "F: import, compilation, demo",
     "scaling": "cost of a round along K, participants, batch and features",
+    "federations": "joining, beginning and rounds of federations of 4 and 20 sites on this machine",
 }
-_REPEATS = {"simulation": 7, "images": 5, "chains": 5, "many": 7, "start": 3, "scaling": 9}
+_REPEATS = {
+    "simulation": 7,
+    "images": 5,
+    "chains": 5,
+    "many": 7,
+    "networks": 5,
+    "start": 3,
+    "scaling": 9,
+    "federations": 1,
+}
 
 
 def run(
@@ -87,6 +98,8 @@ def run(
         if name == "scaling":
             document["scaling"] = module.measure(count)
             module.plot(document["scaling"], out / "scaling.svg")
+        elif name == "federations":
+            document["federations"] = module.measure(quick)
         else:
             for case in module.cases(quick):
                 document["cases"].append(judged(case, interleave(case.contenders, count), document["limits"]))
@@ -178,6 +191,8 @@ def markdown(document: Mapping[str, Any], last: Mapping[str, Any] | None = None)
         seconds = ", ".join(f"{1e3 * s:.1f}" for s in one["seconds"])
         fit = f"{1e3 * one['intercept']:.1f} + {1e3 * one['slope']:.3g} × value"
         lines.append(f"| {one['axis'].replace('_', '-')} | {values} | {seconds} | {fit} | {one['r2']:.4f} |")
+    if document.get("federations"):
+        lines += importlib.import_module("fald.lab.bench.federations").table(document["federations"])
     return "\n".join(lines)
 
 

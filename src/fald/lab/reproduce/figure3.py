@@ -109,7 +109,7 @@ def shifts(from_start: Table, warmed_up: Table) -> list[Verdict]:
     """
     ways = {"all samples": from_start, "after the warm-up": warmed_up}
     sets = list(dict.fromkeys(warmed_up["set"]))
-    by_measure, by_warmup, best = [], [], []
+    by_measure, by_warmup, best = [], [], {}
     for data in sets:
         scores = {
             (way, name): (1 if name == "accuracy" else -1) * at_the_end(table, data, name)
@@ -117,12 +117,14 @@ def shifts(from_start: Table, warmed_up: Table) -> list[Verdict]:
             for name in _MEASURES
         }
         for (way, name), values in scores.items():
-            best.append(f"{_NAMES[data]}, {_MEASURES[name]}, {way}: {values.mean().idxmax()}")
+            best[f"{_NAMES[data]}, {_MEASURES[name]}, {way}"] = values.mean().idxmax()
         for (a, first), (b, second) in combinations(scores.items(), 2):
             kinds = by_measure if a[0] == b[0] else by_warmup if a[1] == b[1] else None
             if kinds is not None:
                 kinds.append(_moved(first, second))
-    said = f"best K: {'; '.join(best)}"
+    each = "; ".join(f"{where}: {K}" for where, K in best.items())
+    same = f"{next(iter(best.values()))} on every set, by every measure, with and without the warm-up"
+    said = f"best K: {each if len(set(best.values())) > 1 else same}"
     claims = {
         "The best K depends on the measure": by_measure,
         "The best K depends on the warm-up": by_warmup,

@@ -206,7 +206,8 @@ def each_chain(
 def tune(run: PanelRun, data: str, local_steps: Sequence[int]) -> dict[int, dict[str, Any]]:
     """Choose η for each K: the smallest validation Brier score of averaged predictions on a grid.
 
-    The tuning chains take ``tuning-steps`` local steps, but at most ``tuning-rounds`` rounds.
+    Scores are means over ``tuning-seeds`` seeds. The tuning chains take ``tuning-steps`` local steps, but at
+    most ``tuning-rounds`` rounds.
     """
     s = run.settings
     every = s["rounds-per-sample"]
@@ -214,19 +215,20 @@ def tune(run: PanelRun, data: str, local_steps: Sequence[int]) -> dict[int, dict
     for K in local_steps:
         rounds = min(s["tuning-rounds"], max(1, s["tuning-steps"] // (K * every)) * every)
         tuning += [
-            ImageChain(data, K, eta, rounds, 0, run.seed, "validation", **chain_settings(s))
+            ImageChain(data, K, eta, rounds, 0, run.seed + i, "validation", **chain_settings(s))
             for eta in s["step-sizes"]
+            for i in range(s["tuning-seeds"])
         ]
-    found = run_chains(run, tuning, f"tuning on {data}, energy")
+    tried: dict[int, dict[float, list[float]]] = {K: {} for K in local_steps}
+    for chain, found in zip(tuning, run_chains(run, tuning, f"tuning on {data}, energy")):
+        whole = found and found[-1]["round"] == chain.num_rounds
+        brier = found[-1]["brier"] if whole else float("inf")
+        tried[chain.local_steps].setdefault(chain.step_size, []).append(brier)
     chosen = {}
-    for K in local_steps:
-        tried = {
-            c.step_size: r[-1]["brier"] if r and r[-1]["round"] == c.num_rounds else float("inf")
-            for c, r in zip(tuning, found)
-            if c.local_steps == K
-        }
-        best = min(tried, key=lambda eta: (tried[eta], eta))
-        chosen[K] = {"step-size": best, "brier": {f"{eta:g}": tried[eta] for eta in tried}}
+    for K, by_step in tried.items():
+        means = {eta: float(np.mean(values)) for eta, values in by_step.items()}
+        best = min(means, key=lambda eta: (means[eta], eta))
+        chosen[K] = {"step-size": best, "brier": {f"{eta:g}": means[eta] for eta in means}}
     return chosen
 
 

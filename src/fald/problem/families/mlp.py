@@ -61,5 +61,6 @@ def mlp_classifier(
         initial_position=position,
         predict_fn=lambda p, x: jax.nn.softmax(logits_fn(p, jnp.asarray(x, float_dtype()))),
         check_fn=check_classes(classes, names),
+        prior=f"weights Normal(0, {scale:g}/√inputs of the layer), biases Normal(0, {scale:g})",
         name="mlp",
     )

@@ -19,15 +19,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fald.core.compiled import keep_compiled
 from fald.core.errors import ConfigError, ExitCode, FaldError
 from fald.federation.coordinator.run import serve_job, write_outcome
 from fald.federation.engines.flower.link import FlowerLink, unwrap, wrap
-from fald.federation.site.worker import SiteWorker, read_site
+from fald.federation.site.settings import read_site
+from fald.federation.site.worker import SiteWorker
 from fald.problem.data import FederatedData
 from fald.study.schema import Study, load_study
 
@@ -37,6 +38,7 @@ class RunFailed(Exception):  # noqa: N818 - a name for Flower's list of runs
 
 
 server_app = ServerApp()
+_kept: dict[str, Any] = {}  # the worker of the last message, and what it was made by
 
 
 @server_app.main()
@@ -44,7 +46,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run a study; Flower calls this where the SuperLink is."""
     job, sites, wait = read_job(context.run_config)
     out = Path(job["out"])
-    _keep_compiled(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fald" / "compiled")
+    keep_compiled()
     with _interruptible():
         try:
             code = serve_job(FlowerLink(grid, sites, wait=wait), job)
@@ -142,14 +144,22 @@ def make_client_app(load: Callable[[Study], FederatedData] | None = None) -> Cli
     @app.train("message")
     def work(message: Message, context: Context) -> Message:
         def handle() -> bytes:
-            settings = read_site(_folder(context))
-            worker = SiteWorker(settings, load)
-            _keep_compiled(settings.state / "compiled")
-            return worker.handle(unwrap(message) or b"")
+            return _worker(_folder(context), load).handle(unwrap(message) or b"")
 
         return _reply(message, handle)
 
     return app
+
+
+def _worker(folder: Path, load: Callable[[Study], FederatedData] | None) -> SiteWorker:
+    """The site's worker: that of the message before, if this process has answered one by the same files."""
+    settings = read_site(folder)
+    paths = (folder / "site.toml", settings.data, settings.policy, settings.pins)
+    stamps = [(p, p.stat().st_mtime_ns if p.exists() else 0) for p in paths if p is not None]
+    if _kept.get("by") != [folder, load, stamps]:
+        keep_compiled()
+        _kept.update(by=[folder, load, stamps], worker=SiteWorker(settings, load))
+    return _kept["worker"]
 
 
 def _reply(message: Message, work: Callable[[], bytes]) -> Message:
@@ -170,13 +180,6 @@ def _folder(context: Context) -> Path:
             hint="""start it with --node-config 'site="/folder/of/site.toml"'""",
         )
     return Path(str(folder))
-
-
-def _keep_compiled(folder: Path) -> None:
-    """Keep compiled programs in a folder: the next process need not compile them again."""
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 client_app = make_client_app()

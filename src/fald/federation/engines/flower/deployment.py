@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fald.core.errors import ConfigError
-from fald.federation.engines import Report, Site, Situation
+from fald.federation.engines import Finding, JoinedSite, Report, Situation
 from fald.federation.engines.flower import submit
 from fald.federation.folder import FederationSettings
 
@@ -42,7 +42,7 @@ class Flower:
         """There are no kits."""
         _by_hand("the kit of a site")
 
-    def join(self, site: Site, report: Report, patience: float | None) -> None:
+    def join(self, site: JoinedSite, report: Report, patience: float | None) -> None:
         """A site is a SuperNode."""
         _by_hand("the process of a site")
 
@@ -65,6 +65,15 @@ class Flower:
     def situation(self, folder: Path) -> Situation:
         """Runs; Flower's own commands know the sites."""
         return Situation({}, tuple(submit.unfinished(folder)))
+
+    def examine(self, folder: Path) -> list[Finding]:
+        """Whether the SuperLink answers."""
+        runs = submit.unfinished(folder)
+        return [Finding("ok", "server", f"the SuperLink answers; runs going on: {len(runs)}")]
+
+    def examine_kit(self, kit: Path) -> list[Finding]:
+        """There are no kits."""
+        _by_hand("the kit of a site")
 
 
 deployment = Flower()

@@ -1,37 +1,116 @@
-"""Run in place of Flower's ``flwr-clientapp``: the installed app, whatever app was submitted.
+"""Run in place of Flower's programs at a site: the installed app, whatever app was submitted.
 
-It is started by its path and imports ``fald`` only when Flower asks for the app. By then the process sends
-signs of life; one without them is given up after a while, and loading JAX on a busy machine can take that
-long.
+``standin.py supernode …`` is a SuperNode that looks for messages more often while a run goes on. What it
+starts as ``flower-superexec`` is ``standin.py superexec …``: one process that answers every message with the
+installed package, so that JAX is loaded and programs are compiled once, not for every message.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
+import time
+from types import SimpleNamespace
 from typing import Any
 
-
-def load_installed(*_: Any) -> Any:
-    """The app that answers."""
-    from fald.federation.engines.flower.app import client_app
-
-    return client_app
+_POLL, _IDLE = 0.1, 1.0  # seconds between looks for a task, and while no run goes on
+_QUICK, _BUSY = 0.3, 60.0  # seconds between a node's looks for messages, for so long after the last one
 
 
-def answer() -> None:
-    """Do what ``flwr-clientapp`` does, without unpacking the submitted app."""
-    from flwr.supernode.cli import flwr_clientapp
+def supernode(arguments: list[str]) -> None:
+    """Do what ``flower-supernode`` does, without its pauses of three seconds between the rounds of a run."""
+    from flwr.supernode import start_client_internal as loop
+    from flwr.supernode.cli import flower_supernode
+
+    pull, last = loop._pull_and_store_message, [float("-inf")]
+
+    def pull_and_note(*args: Any, **named: Any) -> Any:
+        found = pull(*args, **named)
+        if found is not None:
+            last[0] = time.monotonic()
+        return found
+
+    def sleep(seconds: float) -> None:
+        busy = time.monotonic() - last[0] < _BUSY
+        time.sleep(min(seconds, _QUICK) if busy else seconds)
+
+    loop._pull_and_store_message = pull_and_note
+    loop.time = SimpleNamespace(**{**vars(time), "sleep": sleep})  # type: ignore[attr-defined]
+    sys.argv = ["flower-supernode", *arguments]
+    flower_supernode()
+
+
+def superexec(arguments: list[str]) -> None:
+    """Answer the messages that reach this SuperNode, one after the other, until it ends."""
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.supercore.app_utils import start_parent_process_monitor
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.tls import validate_and_resolve_root_certificates
+
+    parser = argparse.ArgumentParser()
+    for name in ("--runtime-api-address", "--root-certificates", "--parent-pid"):
+        parser.add_argument(name)
+    parser.add_argument("--insecure", action="store_true")
+    asked, _ = parser.parse_known_args(arguments)
+    if asked.parent_pid:
+        start_parent_process_monitor(int(asked.parent_pid))
+    trusted = validate_and_resolve_root_certificates(asked.root_certificates, asked.insecure)
+    node = SimpleNamespace(address=asked.runtime_api_address, insecure=asked.insecure, trusted=trusted)
+    client = _client(node, "SuperExec")
+    from fald.federation.engines.flower.app import client_app  # takes its time, before the first message
+
+    print("fald: ready", file=sys.stderr, flush=True)
+    last = float("-inf")
+    while True:
+        found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+        if found.HasField("task") and found.token:
+            answer(client_app, _client(node, "flwr-clientapp", found.token))
+            last = time.monotonic()
+        else:
+            time.sleep(_POLL if time.monotonic() - last < _BUSY else _IDLE)
+
+
+def _client(node: Any, name: str, token: str = "") -> Any:
+    """A connection to the SuperNode, for looking for tasks, or for one task."""
+    from flwr.supercore import interceptors
+    from flwr.supercore.retry import make_simple_http_retry_invoker
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supercore.runtime.tracing import RuntimeTracingInterceptor
+
+    parts: list[Any] = [
+        RuntimeTracingInterceptor(),
+        interceptors.RuntimeVersionHttpInterceptor(component_name=name),
+    ]
+    if token:
+        parts.append(interceptors.RuntimeTokenHttpInterceptor(token))
+    return RuntimeHttpClient.from_server_address(
+        server_address=node.address,
+        insecure=node.insecure,
+        root_certificates=node.trusted,
+        interceptors=parts,
+        retry_invoker=make_simple_http_retry_invoker(),
+    )
+
+
+def answer(app: Any, client: Any) -> None:
+    """One task: take the message, answer it, hand the reply over; the submitted app is not unpacked."""
+    from flwr.common.constant import SubStatus
+    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
     from flwr.supernode.runtime import run_clientapp as runtime
 
-    instead = {
-        "install_from_fab": lambda *_, **__: None,
-        "get_load_client_app_fn": lambda *_, **__: load_installed,
-    }
-    for name, function in instead.items():
-        if not hasattr(runtime, name):  # better no answer than a stranger's code
-            raise SystemExit(f"fald: this version of Flower loads apps in another way ({name} is gone)")
-        setattr(runtime, name, function)
-    flwr_clientapp()
+    alive, context, status = HeartbeatSender(make_task_heartbeat_fn_http(client)), None, SubStatus.FAILED
+    alive.start()
+    try:
+        message, context, *_ = runtime.pull_task_input(client)
+        runtime.push_message(client, app(message=message, context=context), context)
+        status = SubStatus.COMPLETED
+    except Exception as error:  # one message that cannot be answered must not end the site
+        print(f"fald: a message was not answered ({type(error).__name__})", file=sys.stderr, flush=True)
+    finally:
+        runtime.push_task_output(client=client, context=context, sub_status=status, details="")
+        alive.stop()
+        client.close()
 
 
 if __name__ == "__main__":
-    answer()
+    {"supernode": supernode, "superexec": superexec}[sys.argv[1]](sys.argv[2:])

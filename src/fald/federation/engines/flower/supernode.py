@@ -18,11 +18,13 @@ from typing import NoReturn
 
 from fald.core.errors import ConfigError, FaldError
 from fald.federation.engines.flower import require_flower
-from fald.federation.site.worker import read_site
+from fald.federation.site.settings import read_site
 
 _MODULE = "fald.federation.engines.flower.supernode"  # as a program its name is another
-_OURS = "flwr-clientapp"
-_REFUSED = ("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation")
+_OURS = "flower-superexec"
+_REFUSED = ("flwr-agentapp", "flwr-clientapp", "flwr-connector", "flwr-model", "flwr-serverapp")
+_REFUSED += ("flwr-simulation",)
+_STANDIN = Path(__file__).with_name("standin.py")
 
 
 def prepare(folder: Path) -> dict[str, str]:
@@ -38,8 +40,7 @@ def prepare(folder: Path) -> dict[str, str]:
     place = settings.state.absolute() / "bin"
     place.mkdir(parents=True, exist_ok=True)
     settings.state.chmod(0o700)
-    words = [sys.executable, "-P", str(Path(__file__).with_name("standin.py"))]
-    run = f'exec {shlex.join(words)} "$@"'
+    run = f'exec {shlex.join([*_program(), "superexec"])} "$@"'
     refuse = "echo 'fald: this SuperNode runs no other apps' >&2\nexit 1"
     for name in (_OURS, *_REFUSED):
         path = place / name
@@ -53,6 +54,10 @@ def prepare(folder: Path) -> dict[str, str]:
     }
 
 
+def _program() -> list[str]:
+    return [sys.executable, "-P", str(_STANDIN)]
+
+
 def main(arguments: list[str]) -> NoReturn:
     """Become a SuperNode."""
     if not arguments or arguments[0].startswith("-"):
@@ -64,8 +69,7 @@ def main(arguments: list[str]) -> NoReturn:
     if any(word.split("=")[0] in ("--isolation", "--node-config") for word in rest):
         raise ConfigError("--isolation and --node-config are not for this SuperNode", hint="leave them out")
     environment = prepare(Path(folder))
-    command = str(Path(sys.executable).parent / "flower-supernode")
-    os.execve(command, [command, *rest], {**os.environ, **environment})
+    os.execve(sys.executable, [*_program(), "supernode", *rest], {**os.environ, **environment})
 
 
 if __name__ == "__main__":

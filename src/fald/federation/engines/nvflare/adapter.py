@@ -34,7 +34,6 @@ from fald.federation.link import Arrival
 
 CHANNEL, TOPIC, READY = "fald", "message", "ready"
 CONTENT = "content"
-_START = 90.0  # seconds that sites may take to start their job processes
 _LOOK = 0.25  # seconds between looks at whether the engine has aborted the job
 _PROBLEMS = {
     ReturnCode.TIMEOUT: "late",
@@ -151,9 +150,11 @@ class Coordinator(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the study; the engine calls this once."""
         from fald.federation.coordinator.run import serve_job
+        from fald.study.schema import FederationSection
 
         link = _job_link(abort_signal, fl_ctx)
-        link.wait_until_ready(_START)
+        options = self._job["study"].get("federation", {})
+        link.wait_until_ready(options.get("opening-timeout", FederationSection().opening_timeout))
         code = serve_job(link, self._job)
         if code:
             self.system_panic(f"the run ended with exit code {code}", fl_ctx)
@@ -241,6 +242,7 @@ def _reply(content: bytes) -> Any:
 
 def _site_worker() -> Callable[[bytes], bytes]:
     folder = os.environ["FALD_SITE"]
-    from fald.federation.site.worker import SiteWorker, read_site
+    from fald.federation.site.settings import read_site
+    from fald.federation.site.worker import SiteWorker
 
     return SiteWorker(read_site(Path(folder))).handle

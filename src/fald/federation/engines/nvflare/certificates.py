@@ -15,12 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.x509.oid import NameOID
+
 from fald.core.errors import ConfigError, FederationError, StorageError
 from fald.core.files import write_atomically
 from fald.federation.folder import FederationSettings
 
 AUTHORITY_DAYS, MEMBER_DAYS = 3650, 1095
 REQUEST = "request.json"
+_MINUTES = "%Y-%m-%d %H:%M"
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,6 @@ class Authority:
         self, public_key: Any, name: str, *, role: str | None = None, host: str | None = None
     ) -> bytes:
         """A certificate for one party: a user with a role, the server at a host, or a site."""
-        from cryptography import x509
         from cryptography.x509.oid import ExtendedKeyUsageOID
         from nvflare.lighter.utils import Identity, generate_cert
 
@@ -112,9 +116,7 @@ def make_request(kit: Path, federation: str, site: str, identity: str) -> dict[s
     identity
         The site's public identity key (hex), with which it signs towards other sites.
     """
-    from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.x509.oid import NameOID
     from nvflare.lighter.utils import generate_keys
 
     path = kit / "startup" / "client.key"
@@ -133,8 +135,6 @@ def make_request(kit: Path, federation: str, site: str, identity: str) -> dict[s
 
 def read_request(path: Path, federation: FederationSettings) -> tuple[dict[str, str], Any]:
     """A checked request and the public key it asks a certificate for."""
-    from cryptography import x509
-
     try:
         request = json.loads(path.read_text())
         csr = x509.load_pem_x509_csr(request["request"].encode())
@@ -172,17 +172,60 @@ def fingerprint(request: dict[str, str]) -> str:
 def key_matches(certificate: Path, key: Path) -> bool:
     """Whether a certificate belongs to a private key."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
-    from cryptography.x509 import load_pem_x509_certificate
 
     public: Any = load_pem_private_key(key.read_bytes(), None).public_key()
-    return load_pem_x509_certificate(certificate.read_bytes()).public_key() == public
+    return _read_certificate(certificate).public_key() == public
+
+
+def check_certificate(startup: Path, site: str) -> None:
+    """Refuse a site's certificate that no server would take, with what to do.
+
+    Raises
+    ------
+    FederationError
+        If it is of another authority or another site, or its time is over or has not begun.
+    """
+    path = startup / "client.crt"
+    own, authority = _read_certificate(path), _read_certificate(startup / "rootCA.pem")
+    renew = f"remove {path} and join again: the request that is made then is for the coordinator to approve"
+    try:
+        own.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise FederationError(
+            f"{path} was not given by the authority of this kit",
+            hint=f"it is of another federation, or of one that was made anew; {renew}",
+        ) from error
+    names = [a.value for a in own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if names != [site]:
+        raise FederationError(f"{path} is of {' '.join(map(str, names))!r}, not of site {site!r}", hint=renew)
+    for each, mend in ((own, renew), (authority, "the coordinator must make the federation anew")):
+        now, end = datetime.datetime.now(datetime.UTC), each.not_valid_after_utc
+        if now > end:
+            raise FederationError(f"{path} or its authority is over since {end:{_MINUTES}} UTC", hint=mend)
+        begin = each.not_valid_before_utc
+        if now < begin:
+            raise FederationError(
+                f"{path} is valid from {begin:{_MINUTES}} UTC on, and here it is {now:{_MINUTES}} UTC",
+                hint="set the clock of this machine",
+            )
+
+
+def days_left(path: Path) -> float:
+    """Days until a certificate is over."""
+    end = _read_certificate(path).not_valid_after_utc
+    return (end - datetime.datetime.now(datetime.UTC)).total_seconds() / 86400
+
+
+def _read_certificate(path: Path) -> Any:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} is no certificate", hint="restore it from a copy") from error
 
 
 def certificate_key_is(certificate: Path, public_key: Any) -> bool:
     """Whether a certificate was given for a public key."""
-    from cryptography.x509 import load_pem_x509_certificate
-
-    return load_pem_x509_certificate(certificate.read_bytes()).public_key() == public_key
+    return _read_certificate(certificate).public_key() == public_key
 
 
 def write_private(path: Path, content: bytes) -> None:

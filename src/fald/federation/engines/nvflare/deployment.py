@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from fald.core.errors import FederationError
-from fald.federation.engines import Report, Site, Situation
+from fald.core.version import differences, library_versions
+from fald.federation.engines import Finding, JoinedSite, Report, Situation
 from fald.federation.engines.nvflare import certificates, jobs, kits, require_nvflare
-from fald.federation.engines.nvflare.jobs import Session
+from fald.federation.engines.nvflare.door import contended, read_joined
+from fald.federation.engines.nvflare.jobs import AdminSession
+from fald.federation.engines.nvflare.probe import probe
 from fald.federation.engines.nvflare.process import Supervisor, keep_running
 from fald.federation.folder import FederationSettings, read_settings
 
 _ASK = 5.0  # seconds between questions to the server
+_CLOCK = 120.0  # seconds that clocks may differ
+_SOON = 60.0  # days before its end at which a certificate is spoken of
+_DOUBT = 10.0  # seconds without a connection after which a site looks for the reason
 
 
 class Nvflare:
@@ -61,13 +67,15 @@ class Nvflare:
         require_nvflare()
         return kits.read_kit(kit)
 
-    def join(self, site: Site, report: Report, patience: float | None) -> None:
+    def join(self, site: JoinedSite, report: Report, patience: float | None) -> None:
         """Write what the engine runs by, get a certificate, then keep the site's process running."""
         kits.settle(site.kit, site.about)
         _await_certificate(site.kit, site.about, site.public, report, patience)
+        certificates.check_certificate(site.kit / "startup", site.about["site"])
         names = site.about["site"], site.about["federation"]
         supervisor = Supervisor("site", site.kit, *names, {"FALD_SITE": str(site.home)})
-        keep_running(supervisor, report, lambda: _site_line(supervisor, site.about, site.status))
+        line = _SiteLine(supervisor, site)
+        keep_running(supervisor, report, line.look)
 
     def submit(self, folder: Path, job: dict[str, Any]) -> str:
         """Submit a job that names two classes and ships no code."""
@@ -83,16 +91,71 @@ class Nvflare:
 
     def unfinished(self, folder: Path) -> list[str]:
         """Jobs that have not ended; after a kill -9 of the server some never will."""
-        with Session(folder / "coordinator") as session:
+        with AdminSession(folder / "coordinator") as session:
             return session.unfinished()
 
     def situation(self, folder: Path) -> Situation:
         """Sites and running jobs, as the server knows them."""
-        with Session(folder / "coordinator") as session:
+        with AdminSession(folder / "coordinator") as session:
             return session.situation()
+
+    def examine(self, folder: Path) -> list[Finding]:
+        """Certificates, and what sites said when they joined."""
+        require_nvflare()
+        places = {
+            "the authority": folder / "authority" / "authority.crt",
+            "the server": folder / "server" / "startup" / "server.crt",
+            "the coordinator": folder / "coordinator" / "startup" / "client.crt",
+        }
+        sites = read_settings(folder).sites
+        places |= {site: folder / "sites" / site / "startup" / "client.crt" for site in sites}
+        mend = "'fald federation init' makes a new federation; a site: remove client.crt, join, approve"
+        found = [_days(whose, path, mend) for whose, path in places.items()]
+        key = folder / "authority" / "authority.key"
+        if not key.exists():
+            found.append(Finding("warn", "keys", f"{key} is not here", "bring it for 'approve'"))
+        odd, joined = odd_sites(folder), read_joined(folder / "server")
+        never = [site for site in sites if site not in joined]
+        if never:
+            found.append(
+                Finding("warn", "sites", f"never joined: {', '.join(never)}", "fald federation join")
+            )
+        found += [Finding("bad", "sites", *line.rsplit(": ", 1)) for line in odd]
+        if not odd and joined:
+            found.append(Finding("ok", "sites", f"versions and clocks agree: {', '.join(sorted(joined))}"))
+        return found
+
+    def examine_kit(self, kit: Path) -> list[Finding]:
+        """Certificates, and the way to the server."""
+        about, startup = self.read_kit(kit), kit / "startup"
+        found = [_days("the authority", startup / "rootCA.pem", "the coordinator makes the federation anew")]
+        if not (startup / "client.crt").exists():
+            return [
+                *found,
+                Finding("warn", "certificate", "none yet", "join, and let the coordinator approve"),
+            ]
+        certificates.check_certificate(startup, about["site"])
+        found.append(_days(about["site"], startup / "client.crt", "remove it, join again, approve"))
+        differ = differences(about["versions"] or library_versions(), library_versions())
+        if differ:
+            said = f"the federation was made with {' and '.join(differ)}"
+            found.append(Finding("warn", "versions", said, "the coordinator and all sites need the same"))
+        why = probe(about["host"], about["port"], startup)
+        reached = f"{about['host']}:{about['port']} is reached, and takes this site's certificate"
+        found.append(Finding("bad", "port", *why.split(": ", 1)) if why else Finding("ok", "port", reached))
+        return found
 
 
 deployment = Nvflare()
+
+
+def _days(whose: str, path: Path, mend: str) -> Finding:
+    """How long a certificate holds."""
+    if not path.exists():
+        return Finding("warn", "certificate", f"{whose}: none yet", "join, and approve")
+    days = certificates.days_left(path)
+    level = "bad" if days <= 0 else "warn" if days < _SOON else "ok"
+    return Finding(level, "certificate", f"{whose}: {days:,.0f} days left", mend if level != "ok" else "")
 
 
 def _check_port(host: str, port: int) -> None:
@@ -104,8 +167,22 @@ def _check_port(host: str, port: int) -> None:
         except OSError as error:
             raise FederationError(
                 f"port {port} cannot be used: {error.strerror}",
-                hint="another server may be running; the port is in federation.toml and in every kit",
+                hint="another server may be running, or the system keeps ports below 1024 for its "
+                "administrator; the port is in federation.toml and in every kit",
             ) from error
+
+
+def odd_sites(folder: Path) -> list[str]:
+    """What is wrong with sites by what they said when they joined: versions, clocks, twins."""
+    lines = []
+    for site, about in sorted(read_joined(folder / "server").items()):
+        differ = differences(about["versions"], library_versions())
+        if differ:
+            lines.append(f"{site} has {' and '.join(differ)}: install the same everywhere")
+        if about["clock"] is not None and abs(about["clock"]) > _CLOCK:
+            lines.append(f"the clock of {site} is {about['clock']:+.0f} s off: set it")
+    twins = contended(folder / "server")
+    return lines + [f"two processes join as {site}: its kit is in use twice, stop one" for site in twins]
 
 
 class _Observer:
@@ -113,7 +190,7 @@ class _Observer:
 
     def __init__(self, folder: Path):
         self._folder, self._federation = folder, read_settings(folder)
-        self._session: Session | None = None
+        self._session: AdminSession | None = None
         self._next, self._line = time.monotonic() + _ASK, ""
 
     def line(self) -> str:
@@ -121,7 +198,7 @@ class _Observer:
             return self._line
         try:
             if self._session is None:
-                self._session = Session(self._folder / "coordinator")
+                self._session = AdminSession(self._folder / "coordinator")
             found = self._session.situation()
         except FederationError:  # it is starting, or restarting
             self.close()
@@ -130,7 +207,8 @@ class _Observer:
             gone = [site for site in self._federation.sites if site not in found.sites]
             missing = f"; missing: {', '.join(gone)}" if gone else ""
             work = "; a run is going on" if found.jobs else ""
-            self._line = f"{len(here)} of {len(self._federation.sites)} sites joined{missing}{work}"
+            odd = "".join(f"; {line}" for line in odd_sites(self._folder))
+            self._line = f"{len(here)} of {len(self._federation.sites)} sites joined{missing}{work}{odd}"
         self._next = time.monotonic() + _ASK
         return self._line
 
@@ -164,11 +242,25 @@ def _await_certificate(
         )
 
 
-def _site_line(supervisor: Supervisor, about: Mapping[str, Any], path: Path) -> str:
-    """Connection and work of a site in a few words."""
-    if not _is_connected(supervisor.pid, about["port"]):
-        return f"trying to reach {about['host']}:{about['port']}"
-    line = f"connected to {about['host']}:{about['port']}"
+class _SiteLine:
+    """Connection and work of a site in a few words; what is wrong, where it does not get through."""
+
+    def __init__(self, supervisor: Supervisor, site: JoinedSite):
+        self._supervisor, self._site = supervisor, site
+        self._asked, self._why = time.monotonic(), ""
+
+    def look(self) -> str:
+        about, now = self._site.about, time.monotonic()
+        if _is_connected(self._supervisor.pid, about["port"]):
+            self._asked, self._why = now, ""
+            return _work_line(f"connected to {about['host']}:{about['port']}", self._site.status)
+        if now - self._asked > _DOUBT:
+            self._asked = now
+            self._why = probe(about["host"], about["port"], self._site.kit / "startup")
+        return f"trying to reach {about['host']}:{about['port']}" + (f": {self._why}" if self._why else "")
+
+
+def _work_line(line: str, path: Path) -> str:
     note: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         note = json.loads(path.read_text())

@@ -29,7 +29,7 @@ _UNFINISHED = ("waiting", "running")
 _RESTART = 60.0  # seconds in which a server that was killed is up again
 
 
-class Session:
+class AdminSession:
     """A login at the server of a federation.
 
     Parameters
@@ -67,7 +67,7 @@ class Session:
                 hint="is 'fald federation serve' running, and is it at the host and port of federation.toml?",
             ) from error
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> AdminSession:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -160,7 +160,7 @@ def submit(folder: Path, job: dict[str, Any], *, wait: float = 60.0) -> str:
     federation = read_settings(folder)
     if job.get("resume"):  # whoever resumes may be quicker than the restart of what was killed
         _await_server(folder / "coordinator", _RESTART)
-    with Session(folder / "coordinator") as session:
+    with AdminSession(folder / "coordinator") as session:
         present = _await_sites(session, federation, wait)
         _make_way(folder, session, present, str(job["out"]))
         with tempfile.TemporaryDirectory() as scratch:
@@ -169,7 +169,7 @@ def submit(folder: Path, job: dict[str, Any], *, wait: float = 60.0) -> str:
     return job_id
 
 
-def _await_sites(session: Session, federation: FederationSettings, wait: float) -> Situation:
+def _await_sites(session: AdminSession, federation: FederationSettings, wait: float) -> Situation:
     end = time.monotonic() + wait
     while True:
         present = session.situation()
@@ -185,7 +185,7 @@ def _await_sites(session: Session, federation: FederationSettings, wait: float) 
         time.sleep(1.0)
 
 
-def _make_way(folder: Path, session: Session, present: Situation, out: str) -> None:
+def _make_way(folder: Path, session: AdminSession, present: Situation, out: str) -> None:
     places = {line["job"]: line["out"] for line in read_submitted(folder)}
     for job_id in session.unfinished():
         alive = job_id in present.jobs or session.state(job_id) == "waiting"
@@ -199,7 +199,7 @@ def _make_way(folder: Path, session: Session, present: Situation, out: str) -> N
 
 def abort(folder: Path, job_id: str, *, patience: float = 30.0) -> str:
     """Stop a job and wait until it has ended; returns its state."""
-    with Session(folder / "coordinator") as session:
+    with AdminSession(folder / "coordinator") as session:
         return session.abort(job_id, patience)
 
 
@@ -208,7 +208,7 @@ def job_state(folder: Path, job_id: str) -> str:
 
     A lost job counts as running and has no process: it is just starting or ending, or its server was killed.
     """
-    with Session(folder / "coordinator") as session:
+    with AdminSession(folder / "coordinator") as session:
         state = session.state(job_id)
         return "lost" if state == "running" and job_id not in session.situation().jobs else state
 

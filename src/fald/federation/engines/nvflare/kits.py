@@ -17,6 +17,7 @@ from typing import Any
 
 from fald.core.errors import ConfigError, FederationError, StorageError
 from fald.core.files import write_atomically
+from fald.core.version import library_versions
 from fald.federation.engines.nvflare.certificates import (
     REQUEST,
     Authority,
@@ -24,6 +25,7 @@ from fald.federation.engines.nvflare.certificates import (
     fingerprint,
     read_request,
 )
+from fald.federation.engines.nvflare.door import introduction
 from fald.federation.folder import (
     KIT,
     SETTINGS,
@@ -136,7 +138,7 @@ def read_kit(kit: Path) -> dict[str, Any]:
         for name in (about["site"], *about["sites"]):
             check_name(name, "site")
         new_settings(about["federation"], tuple(about["sites"]), about["host"], about["port"])
-        return {**about, "authority": authority_fingerprint(kit)}
+        return {**about, "authority": authority_fingerprint(kit), "versions": found.get("versions")}
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise StorageError(
             f"{path} is damaged ({error})", hint="ask the coordinator for the kit again"
@@ -193,7 +195,7 @@ def make_site(kit: Path, federation: FederationSettings, authority: Authority, s
     """The kit of a site: where the server is, and the authority's certificate. Nothing in it is executed."""
     _make_folders(kit, authority)
     about = {"federation": federation.name, "site": site, "host": federation.host, "port": federation.port}
-    _write(kit / KIT, {**about, "sites": list(federation.sites)})
+    _write(kit / KIT, {**about, "sites": list(federation.sites), "versions": library_versions()})
 
 
 def settle(kit: Path, about: Mapping[str, Any]) -> None:
@@ -217,6 +219,7 @@ def settle(kit: Path, about: Mapping[str, Any]) -> None:
         "fqsn": about["site"],
         "is_leaf": True,
         "connection_security": "mtls",
+        "site_config": introduction(),
     }
     _write(kit / "startup" / "fed_client.json", {"format_version": 2, "servers": [server], "client": client})
     _write(kit / "local" / "resources.json", _site_resources())

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from fald.core.compiled import cache_folder
 from fald.core.errors import FederationError
 
 ENGINE_LOG = "engine.txt"  # what the process prints; the engine's own log is log.txt beside it
@@ -26,6 +29,8 @@ _MODULES = {
 }
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _STEADY = 60.0  # seconds after which an earlier failure no longer counts
+_TIDY, _LARGEST_LOG, _KEPT_JOBS = 60.0, 5_000_000, 5  # seconds between looks, bytes, and how many stay
+_JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # the engine names folders of jobs so
 _PATIENCE = 5.0  # seconds between asking a process to end and ending it
 
 
@@ -57,7 +62,7 @@ class Supervisor:
             **(environment or {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
-        self._pause, self._began, self._restart_at = _FIRST_PAUSE, 0.0, 0.0
+        self._pause, self._began, self._restart_at, self._tidy_at = _FIRST_PAUSE, 0.0, 0.0, 0.0
 
     @property
     def pid(self) -> int | None:
@@ -80,6 +85,9 @@ class Supervisor:
     def look(self) -> str:
         """Restart the process if it has died and its pause is over; say what was done."""
         now = time.monotonic()
+        if now > self._tidy_at:
+            self._tidy_at = now + _TIDY
+            tidy(self.kit, is_working(self.pid))
         if self.pid is not None:
             if now - self._began > _STEADY:
                 self._pause = _FIRST_PAUSE
@@ -103,11 +111,44 @@ class Supervisor:
             self._process = None
 
 
+def tidy(kit: Path, working: bool) -> None:
+    """Keep what a long life leaves behind within bounds: the log's end, and the folders of the last jobs.
+
+    Parameters
+    ----------
+    kit
+        Folder of the party.
+    working
+        Whether a job is going on; its folder is the newest.
+    """
+    log = kit / ENGINE_LOG
+    with contextlib.suppress(OSError):
+        if log.stat().st_size > _LARGEST_LOG:  # the process goes on writing to the same file
+            shutil.copyfile(log, log.with_suffix(".1.txt"))
+            os.truncate(log, 0)
+    jobs = [path for path in kit.iterdir() if path.is_dir() and _JOB.fullmatch(path.name)]
+    jobs.sort(key=lambda path: path.stat().st_mtime)
+    for path in jobs[: max(0, len(jobs) - _KEPT_JOBS - working)]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def is_working(pid: int | None) -> bool:
+    """Whether an engine's process has processes that work on a job."""
+    import psutil
+
+    try:
+        return pid is not None and bool(psutil.Process(pid).children())
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _compiled_programs() -> dict[str, str]:
     """Let workers keep compiled programs where the ``fald`` command does, so that resumed runs start fast."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache_folder()
+    if folder is None:
+        return {}
     return {
-        "JAX_COMPILATION_CACHE_DIR": str(root / "fald" / "compiled"),
+        "JAX_COMPILATION_CACHE_DIR": str(folder),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
@@ -198,6 +239,10 @@ def _end_with_parent(parent: int) -> None:
 def main(kind: str, kit: str, name: str, organisation: str) -> None:
     """Become the engine's process of a party."""
     _end_with_parent(os.getppid())
+    if kind == "server":
+        from fald.federation.engines.nvflare.door import keep_door
+
+        keep_door(Path(kit))
     module, settings = _MODULES[kind]
     options = ["secure_train=true", f"org={organisation}", "config_folder=config"]
     if kind == "site":

@@ -1,0 +1,1 @@
+"""Models for studies of fald, each one function."""

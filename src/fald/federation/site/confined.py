@@ -1,0 +1,175 @@
+"""A process of its own for models that fald did not write: it has limits, and can be ended at any time.
+
+What such a model does, from the import of its package on, happens there: it reads the messages that the
+site's worker passes on, and answers them as a worker does. A model that loops for ever, takes all memory or
+ends its process costs the site that process, and the coordinator gets a refusal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fald.core.errors import FederationError, PolicyError
+from fald.federation.wire import MOST_BYTES
+
+_START = 300.0  # seconds for importing fald on a busy machine
+_GRACE = 10.0  # seconds after which the kernel ends a process whose site could not
+
+
+class Limits(NamedTuple):
+    """What a model may take for one request: seconds, and megabytes beyond what fald itself has."""
+
+    seconds: float
+    megabytes: int
+
+
+class Confined:
+    """The process, started with the first message.
+
+    Parameters
+    ----------
+    settings
+        What its worker is made with, as JSON takes it: paths as text.
+    limits
+        What a request may take.
+    log
+        File for what the process prints.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], limits: Limits, log: Path):
+        self._settings, self._limits, self._log = dict(settings), limits, log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+
+    def handle(self, content: bytes, model: str) -> bytes:
+        """Pass a message on and wait for its answer.
+
+        Raises
+        ------
+        PolicyError
+            If the limits are reached; the process has ended then, and the next message starts another.
+        """
+        pipe = self._running()
+        try:
+            return self._answered(pipe, content, model)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _answered(self, pipe: Connection, content: bytes, model: str) -> bytes:
+        try:
+            pipe.send_bytes(content)
+            if pipe.poll(self._limits.seconds):
+                return pipe.recv_bytes(MOST_BYTES)
+        except (EOFError, OSError) as error:
+            raise PolicyError(
+                f"the process of the model {model!r} has ended, as it does beyond "
+                f"{self._limits.megabytes} MB (max-megabytes)",
+                hint="the site's own log may say more",
+            ) from error
+        raise PolicyError(
+            f"the model {model!r} takes more than {self._limits.seconds:g} s for a request (max-seconds)",
+            hint="a smaller study, or another limit in the site's policy",
+        )
+
+    def _running(self) -> Connection:
+        """The pipe to a process that waits for a message."""
+        if self._process is not None and self._process.poll() is not None:
+            self.stop()
+        if self._pipe is not None:
+            return self._pipe
+        mine, theirs = Pipe()
+        command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        theirs.close()
+        self._pipe = mine
+        with contextlib.suppress(EOFError, OSError):
+            mine.send_bytes(json.dumps({**self._settings, **self._limits._asdict()}).encode())
+            if mine.poll(_START) and mine.recv_bytes() == b"ready":
+                return mine
+        self.stop()
+        raise FederationError("the process for its model does not start", hint="the site's own log says why")
+
+    def stop(self) -> None:
+        """End the process."""
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def main(number: str) -> None:
+    """Answer the messages that come through the pipe ``number`` until it is closed."""
+    pipe, parent = Connection(int(number)), os.getppid()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    about: dict[str, Any] = json.loads(pipe.recv_bytes())
+    limits = Limits(about.pop("seconds"), about.pop("megabytes"))
+
+    import jax
+
+    from fald.federation.site.worker import SiteSettings, SiteWorker
+
+    for key in ("state", "data", "policy", "pins"):
+        about[key] = None if about[key] is None else Path(about[key])
+    settings = SiteSettings(**{**about, "sites": tuple(about["sites"])})
+    if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+        jax.config.update("jax_compilation_cache_dir", str(settings.state / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.devices()  # what JAX itself takes is not the model's
+    worker = SiteWorker(settings, confined=True)
+    _limit_memory(limits.megabytes)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel's, which no code of the model holds up
+    pipe.send_bytes(b"ready")
+    with contextlib.suppress(EOFError):
+        while True:
+            content = pipe.recv_bytes()
+            signal.setitimer(signal.ITIMER_REAL, limits.seconds + _GRACE)
+            reply = worker.handle(content)
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            pipe.send_bytes(reply)
+
+
+def _limit_memory(megabytes: int) -> None:
+    """Let this process have so much address space more than it has now; on Linux, where that can be said."""
+    import resource
+
+    path = Path("/proc/self/statm")
+    if path.exists():
+        now = int(path.read_text().split()[0]) * resource.getpagesize()
+        limit = now + megabytes * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its site is gone."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,107 @@
+"""Sinks and callbacks: they see what a run without them would have kept, and go on after an interruption."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import fald
+from fald.core.errors import ConfigError, Interrupted
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 2)).astype(np.float32)
+Y = (X[:, 0] + 0.5 * RNG.normal(size=40) > 0).astype(int)
+DATA = fald.FederatedData.from_arrays({"a": (X[:25], Y[:25]), "b": (X[25:], Y[25:])})
+MODEL = fald.models.softmax_regression(2, 2)
+
+
+def sampled(**others):
+    settings = {"num_rounds": 13, "num_warmup": 3, "thinning": 2, "local_steps": 2, "step_size": 5e-3,
+                "num_chains": 2, "progress": False, "step_check": False}  # fmt: skip
+    return fald.sample(1, MODEL, DATA, **{**settings, **others})
+
+
+def sinks(folder):
+    files = fald.sinks.DrawFiles(folder, rounds_per_file=2)
+    return [fald.sinks.RunningMoments(rank=3), fald.sinks.ProbeCurve(X, Y, batch_size=16), files]
+
+
+def test_sinks_see_the_draws_of_a_run_without_them(tmp_path):
+    whole = fald.positions(sampled(), MODEL)
+    moments, probe, files = given = sinks(tmp_path / "draws")
+    tree = sampled(sinks=given)
+    assert dict(tree["posterior"].sizes)["draw"] == 1
+    for name, array in whole.arrays.items():
+        np.testing.assert_array_equal(fald.positions(tree, MODEL)[:, 0][name], array[:, -1])
+        every = array.reshape(-1, *array.shape[2:])
+        np.testing.assert_allclose(moments.mean()[name], every.mean(0), atol=1e-6)
+        np.testing.assert_allclose(moments.sd()[name], every.std(0, ddof=1), rtol=1e-4)
+        stored = np.stack([p[name] for p in files.positions(MODEL)])
+        np.testing.assert_array_equal(stored.reshape(5, 2, *array.shape[2:]).swapaxes(0, 1), array)
+    assert [d.sizes["draw"] for d in files.datasets()] == [2, 2, 1]
+    expected = fald.predictive(sampled(), MODEL, X)
+    np.testing.assert_allclose(probe.predictive().mean, expected.mean, atol=1e-6)
+    np.testing.assert_allclose(probe.predictive().mutual_information, expected.mutual_information, atol=1e-6)
+    curve = probe.curve()
+    assert curve["round"].tolist() == [5, 7, 9, 11, 13]
+    assert curve["draws"].tolist() == [2, 4, 6, 8, 10]
+    assert curve.iloc[-1]["nll"] == pytest.approx(expected.scores(Y)["nll"], abs=1e-5)
+    around = np.stack([p["weight"] if "weight" in p else next(iter(p.values()))
+                       for p in moments.swag(jax.random.key(0), 3)])  # fmt: skip
+    assert np.isfinite(around).all()
+
+
+@pytest.mark.parametrize("place", [7, 9])
+def test_an_interrupted_run_goes_on_with_its_sinks(tmp_path, place):
+    def stop(round_number, positions, stats):
+        if round_number == place:
+            raise KeyboardInterrupt
+
+    plain = sinks(tmp_path / "plain")
+    sampled(sinks=plain)
+    settings = {"checkpoint": fald.Checkpoint(tmp_path / "run", rounds=2)}
+    with pytest.raises(Interrupted):
+        sampled(sinks=sinks(tmp_path / "draws"), callback=stop, **settings)
+    resumed = sinks(tmp_path / "draws")
+    tree = sampled(sinks=resumed, **settings)
+    for one, other in zip(plain, resumed):
+        for name, array in one.arrays().items():
+            np.testing.assert_array_equal(other.arrays()[name], array, err_msg=f"{type(one).__name__} {name}")
+    assert tree.attrs["rounds_done"] == 13
+    stored = [d["round"].values.tolist() for d in resumed[2].datasets()]
+    assert stored == [[5, 7], [9, 11], [13]]
+    with pytest.raises(ConfigError, match="without the sink"):
+        sampled(sinks=[*sinks(tmp_path / "draws"), fald.sinks.RunningMoments()], num_rounds=15, **settings)
+
+
+def test_a_callback_sees_every_draw_and_may_stop():
+    seen = []
+
+    def callback(round_number, positions, stats):
+        seen.append((round_number, jax.tree.leaves(positions)[0].shape[0], stats["energy"].shape))
+        return round_number >= 9
+
+    tree = sampled(callback=callback)
+    assert seen == [(5, 2, (2,)), (7, 2, (2,)), (9, 2, (2,))]
+    assert tree.attrs["rounds_done"] == 9
+    whole = fald.positions(sampled(), MODEL)
+    for name, array in fald.positions(tree, MODEL).arrays.items():
+        np.testing.assert_allclose(array, whole.arrays[name][:, :3], rtol=1e-6)
+    with pytest.raises(ConfigError, match="callback must be"):
+        sampled(callback=3)
+    with pytest.raises(ConfigError, match="sinks must come"):
+        sampled(sinks=["draws.nc"])
+
+
+def test_doubt_of_predictions():
+    sure = np.array([[1.0, 0.0], [0.5, 0.5]])
+    unsure = np.array([[0.0, 1.0], [0.5, 0.5]])
+    from fald.results.probabilities import PredictiveSums
+
+    found = PredictiveSums.none(2).plus(sure).plus(unsure).predictive()
+    np.testing.assert_allclose(found.entropy, np.log(2))
+    np.testing.assert_allclose(
+        found.mutual_information, [np.log(2), 0], atol=1e-12
+    )  # doubt of draws, of rows
+    assert found.reliability([0, 0], bins=2)[0].tolist() == [2, 0.5, 1.0]
