@@ -112,8 +112,11 @@ def table(rows: list[dict[str, Any]]) -> str:
         if own:
             lines.append(f"| {name} | {len(own)} | {len(reached)} | {sum(map(wrong, own))} | {shown} |")
     count = sum(r["verdict"] == "reached" for r in rows)
-    high = interval(sum(map(wrong, rows)), count)[1] if count else 1.0
-    lines += ["", f"{len(rows)} runs, {count} of them reached; at most {high:.1%} wrong, at 95%."]
+    low, high = interval(sum(map(wrong, rows)), count)
+    lines += [
+        "",
+        f"Runs: {len(rows)}, reached {count}; wrong among these: 95% interval {low:.1%} to {high:.1%}.",
+    ]
     return "\n".join(lines) + "\n"
 
 
