@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fald.fewround import chains
-from fald.fewround.certify import Check, quantile
+from fald.fewround.certify import Condition, quantile
 
 COUNT, NAMES = 4000, ["a", "b"]
 RNG = np.random.default_rng(0)
@@ -150,7 +150,7 @@ def test_a_round_and_the_end_of_chains_are_summed_up():
     assert (row["draws"], row["khat"], row["ess"], row["accepted"], row["explorers"]) == (3, 0.3, 2.0, 0.9, 0)
     plain = chains.trace_row(positions)
     assert all(np.isnan(plain[name]) for name in ("khat", "ess", "newton"))
-    failed = [Check("bias", False, "x is on its way"), Check("settled", False, "x moved")]
+    failed = [Condition("bias", False, "x is on its way"), Condition("settled", False, "x moved")]
     for wrong in ([], failed):
         found = chains.chains_outcome(positions, wrong, 0.4, [row])
         assert found.reached is not bool(wrong)

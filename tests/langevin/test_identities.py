@@ -352,6 +352,7 @@ class TestClientsThatAreNotDrawn:
                 "batch_size": batch_size,
                 "num_chains": 1,
                 "num_rounds": 1,
+                "step_check": False,  # it looks at every client
             }
             stats = run(seed, data, model, **settings)["sample_stats"]
             jax.effects_barrier()

@@ -263,7 +263,7 @@ def problem(step_size, chains=2, sizes=(100, 300), part=None):
         num_chains=chains,
         num_warmup=0,
         num_kept=lambda rounds: rounds,
-        model=SimpleNamespace(sensitivity_fn=None),
+        model=SimpleNamespace(sensitivity_fn=None, origin=""),
     )
 
 

@@ -392,7 +392,7 @@ def guarded(protection_changes=None, rounds=10, lost=0, kept=None):
     problem = SimpleNamespace(
         method=fald(local_steps=2, step_size=1e-3, clip_norm=0.2), participation=full(),
         data=SimpleNamespace(sizes=np.array([100, 300]), names=("a", "b")), num_chains=1, num_warmup=3,
-        num_kept=kept or (lambda rounds: rounds), model=SimpleNamespace(sensitivity_fn=None),
+        num_kept=kept or (lambda rounds: rounds), model=SimpleNamespace(sensitivity_fn=None, origin=""),
     )  # fmt: skip
     return Guard(Protection(DELTA, method="rdp", **(protection_changes or {})), problem, rounds, lost)
 

@@ -46,7 +46,7 @@ def resnet(num_classes: int = 10, *, width: int = 16, prior_scale: float = 1.0, 
     Examples
     --------
     >>> resnet().dim
-    78042
+    77418
     """
     widths = (width, width, 2 * width, 4 * width)
     shapes: dict[str, tuple[int, ...]] = {"in": (3, 3, 1, width)}
