@@ -157,6 +157,16 @@ def test_missed_far_mass_asks_for_cores_as_wide_as_it():
     assert rays.wide_cores(*gaussian_rays(far=0.01, weights=-3.0), TOLERANCE / 2) is None
 
 
+@pytest.mark.parametrize(("end", "holds"), [([-1e30, -1e29], True), ([-10.0, -9.0], False)])
+def test_a_tail_that_rises_at_its_end_counts_by_its_height_there(end, holds):
+    """A likelihood of survival times falls by 10³⁰ nats and rises by 10²⁹ again as its shape goes to zero."""
+    cast = rays.cast(np.zeros(1), np.eye(1), np.zeros((0, 1)), np.random.default_rng(1))
+    values = np.tile(-(rays.RADII**2) / 2, (len(cast.directions), 1))
+    values[:, -2:] = end
+    found = rays.far(values, values + 8.0, 1, COUNT, certify.quantile(1))
+    assert certify.far_mass(cast, found, TOLERANCE, NAMES[:1]).holds == holds
+
+
 @pytest.mark.parametrize(("degrees", "holds"), [(2.2, False), (30.0, True)])
 def test_what_a_power_tail_has_beyond_all_rays_counts(degrees, holds):
     cast = rays.cast(np.zeros(1), np.eye(1), np.zeros((0, 1)), np.random.default_rng(1))

@@ -141,15 +141,20 @@ def far(values: Array, log_weights: Array, dim: int, count: int, quantile: float
 def _summed(terms: Array) -> Array:
     """Logarithm of the sum of exp(terms) (K, R) along each ray, as if the last ones went on for ever.
 
-    A tail that falls like a power leaves a part of its second moment beyond any distance.
+    A tail that falls like a power leaves a part of its second moment beyond any distance. One that rises at
+    its last place is taken to stay as high as it is there, nearly for ever: what has fallen by thousands of
+    nats and rises a little is of no consequence.
 
     Examples
     --------
     >>> bool(np.isclose(_summed(np.log(0.5) * np.arange(5.0)[None])[0], np.log(2.0)))
     True
+    >>> _summed(np.array([[0.0, -1e30, -1e29], [0.0, -9.0, -8.0]])).round(1)
+    array([ 0. , 19.6])
     """
     last, rate = terms[:, -1], np.nan_to_num(terms[:, -1] - terms[:, -2], nan=-np.inf)
-    after = rate - np.log(-np.expm1(np.minimum(rate, -1e-12)))
+    rate = np.minimum(rate, -1e-12)
+    after = rate - np.log(-np.expm1(rate))
     return np.logaddexp(
         np.asarray(logsumexp(terms, axis=1)), np.where(np.isneginf(last), -np.inf, last + after)
     )

@@ -120,8 +120,8 @@ class Predictor(NamedTuple):
     bends_fn
         Second derivatives: a list of such lists, of which the part right of the diagonal is used.
     single
-        Whether values may be computed in float32: where |value| changes at most as fast as |η|, the error of
-        a sum over n rows is about 2⁻²⁴ |η| √n.
+        Whether values may be computed in float32: where a value changes at most as fast as η, the error of a
+        sum over n rows is about 2⁻²⁴ η √n.
     """
 
     value_fn: Callable[[Any, Any, Mapping[str, Any]], Any]
