@@ -8,11 +8,9 @@ import fald
 from fald.calculus.sums import gradients, hessians, log_likelihoods, make_site
 from fald.core.errors import DataError
 from fald.fewround import certify, explorers, proposal, site, weights
-from fald.fewround.climbers import PATIENCE, Climbers
+from fald.fewround.climbers import Climbers
 from fald.fewround.mixture import fit_mixture
 from fald.fewround.proposal import Proposal
-from fald.fewround.search import DrawBatch, Search, State, well_sampled
-from fald.fewround.target import Derivatives, Target
 from helpers import federation, linear_model
 
 
@@ -187,6 +185,8 @@ def test_a_site_that_draws_otherwise_says_so():
 
 
 def test_an_explorer_on_the_same_hill_is_dismissed_and_another_hill_is_a_mode():
+    from fald.fewround.target import Derivatives, Target
+
     def at(x):
         """Two normals of sd 1 at −4 and 4."""
         parts = np.exp([-((x + 4) ** 2) / 2, -((x - 4) ** 2) / 2])
@@ -215,6 +215,7 @@ def test_an_explorer_on_the_same_hill_is_dismissed_and_another_hill_is_a_mode():
 
 def test_proposals_are_fitted_to_the_tails_on_which_an_sd_rests():
     from fald.fewround.adapt import for_moments
+    from fald.fewround.search import State
 
     def fitted(tail):
         """Mean square by the weights a mixture is fitted to, over that by the weights of the draws."""
@@ -302,69 +303,3 @@ def test_a_single_draw_with_all_the_weight_certifies_nothing(recwarn):
     assert not certify.agreement(newest, weights.moments(positions, spread), 0.05, names).holds
     assert certify.agreement(*[weights.moments(positions, spread)] * 2, 0.05, names).holds
     assert not recwarn.list
-
-
-def sampled_state(values):
-    """What draws at the given heights say, and a search whose newest proposal is N(0, 1)."""
-    search = Search.make(linear_model(2.0), seed=1, tolerance=0.05)
-    x = np.linspace(-2, 2, len(values))[:, None]
-    own = proposal.gaussian(np.zeros(1), np.eye(1))
-    search.batches.append(DrawBatch(2, own, 1000, x, np.asarray(values, float), {}))
-    flat = weights.smooth(np.zeros(len(values)))
-    known, all_of_it = weights.precision(x, flat.weights), weights.moments(x, flat.weights)
-    return search, State(flat, flat, known, all_of_it, all_of_it, x, np.zeros(len(values)), 0.0)
-
-
-def test_a_place_is_sampled_well_where_a_draw_would_be_no_outlier():
-    search, state = sampled_state(np.zeros(8))
-    places = np.array([[0.5], [4.0]])
-    density = proposal.log_density(search.batches[0].proposal, 1000, places)
-    edge = density + np.log(10)
-    # at the border itself, and just beyond it; where the top is far above, a weight may be larger
-    search.batches[0].values[:] = edge.min() - 1
-    assert well_sampled(search, state, places, edge - 1e-9).all()
-    assert not well_sampled(search, state, places, edge + 1e-9).any()
-    search.batches[0].values[0] = edge[0] + 8
-    assert well_sampled(search, state, places[:1], edge[:1] + 1.5).all()
-    assert not well_sampled(search, state, places[:1], edge[:1] + 1.7).any()
-    search.batches[0].values[:] = -np.inf
-    assert not well_sampled(search, state._replace(log_mass=-np.inf), places, np.full(2, -np.inf)).any()
-
-
-def test_explorers_are_waited_for_until_they_have_had_time_and_draws_know_where_they_are():
-    here = Derivatives(np.array([3.0]), -1.0, np.array([0.4]), np.array([[-0.5]]))
-    modes = explorers.Modes(Target(linear_model(2.0)), main=here)
-
-    def awaited(rounds, known, best=here):
-        modes.active = [explorers.Explorer(np.zeros(1), best, 1.0, rounds)] * 2
-        return modes.awaited(lambda places, values: np.full(len(places), known))
-
-    assert awaited(PATIENCE, True) == 0
-    assert awaited(PATIENCE - 1, True) == 2
-    assert awaited(PATIENCE, False) == 2
-    assert awaited(PATIENCE, True, None) == 2
-
-
-@pytest.mark.parametrize(("known", "sent"), [(True, 0), (False, 1)])
-def test_climbers_on_a_bent_ridge_are_not_sent_for_ever(known, sent):
-    """Straight ways from the arms of a banana lead through a valley, from another hill as well."""
-
-    def derivatives(x):
-        off = x[:, 1] - (x[:, 0] ** 2 - 1)
-        slope = np.stack([-x[:, 0] + 2 * x[:, 0] * off / 0.09, -off / 0.09], axis=1)
-        return -(x[:, 0] ** 2) / 2 - off**2 / 0.18, slope
-
-    climbers, found = Climbers(proposal.gaussian(np.zeros(2), np.eye(2)), np.random.default_rng(3)), []
-    for number in range(PATIENCE + 3):
-        along = derivatives(climbers.paths(np.array([0.0, -1.0])))[0]
-        late = known and number > PATIENCE
-        found.append(
-            len(
-                climbers.climb(
-                    *derivatives(climbers.positions), along, np.full(len(climbers.positions), late)
-                )
-            )
-        )
-    assert sum(found[: PATIENCE + 1]) > 0
-    assert (sum(found[PATIENCE + 1 :]) > 0) == bool(sent)
-    assert climbers.waiting == 0 or not known

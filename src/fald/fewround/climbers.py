@@ -28,7 +28,6 @@ _SEARCHED = 2  # steps up after which nobody is sent from far below the mode
 _THIN = 0.4  # curvature below which a shell is wide, the proposal's being one
 _MOST_THIN, _MOST_RAYS = 4, 16  # such directions of a shell, and of all of them
 _ALIKE = 0.95  # cosine of two directions that are one
-PATIENCE = 4  # steps up after which one beyond a valley that draws have sampled well follows a bent ridge
 _SENT = 8  # explorers sent at a time, from the deepest valleys; other climbers beyond a valley wait
 
 
@@ -89,7 +88,7 @@ class Climbers:
         parts = np.linspace(0, 1, _PATH + 1)[1:, None]
         return (starts[:, None] + parts * (mode - starts[:, None])).reshape(-1, len(mode))
 
-    def climb(self, values: Array, gradients: Array, along: Array, sampled: Array | bool = False) -> Array:
+    def climb(self, values: Array, gradients: Array, along: Array) -> Array:
         """Take a step.
 
         Parameters
@@ -98,9 +97,6 @@ class Climbers:
             Log posterior (M,) and its gradient (M, d) at ``positions``.
         along
             Log posterior (P,) on the paths.
-        sampled
-            (M,) whether draws have sampled the positions well. Valleys on the straight ways from there to the
-            mode are then bends of a ridge, once climbers have had the time to find the tops of other hills.
 
         Returns
         -------
@@ -119,7 +115,6 @@ class Climbers:
             self._steps += 1
             # far below all tops a valley may be no more than a bend of the slope, along which one climbs on
             told = seen & ((self._steps <= _SEARCHED) | (values > ways[:, -1] - plain(len(self._centre))))
-            told &= ~np.asarray(sampled) | (self._steps < PATIENCE)
             found = self._choose(np.where(told, deep, 0.0))
             deep = np.where(told, deep, 0.0)
         apart = np.linalg.norm(self._next[:, None] - self._sent, axis=2).min(axis=1, initial=np.inf)

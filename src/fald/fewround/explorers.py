@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.fewround.climbers import DIP, PATIENCE, plain, valley
+from fald.fewround.climbers import DIP, plain, valley
 from fald.fewround.proposal import cholesky
 from fald.fewround.target import Derivatives, Target
 from fald.fewround.weights import smooth
@@ -55,12 +54,11 @@ def promising(positions: Array, values: Array, rng: np.random.Generator, count: 
 
 @dataclass
 class Explorer:
-    """One explorer: where it is, the best it has seen, how long its next step is, and its rounds so far."""
+    """One explorer: where it is, the best it has seen, and how long its next step is."""
 
     position: Array
     best: Derivatives | None = None
     damping: float = 1.0
-    rounds: int = 0
 
     def on_a_hill(self, here: Derivatives, top: float) -> bool:
         """Whether it has climbed, or began high enough; from the plain every hill can be seen."""
@@ -141,24 +139,6 @@ class Modes:
         self.active = still
         return same
 
-    def awaited(self, sampled: Callable[[Array, Array], Array]) -> int:
-        """How many explorers may still bring news.
-
-        Newton's method crawls along a bent ridge, from whose arms every straight way to the mode leads
-        through a valley. One that has not arrived after some rounds, and has come nowhere that draws do not
-        know, is not waited for.
-
-        Parameters
-        ----------
-        sampled
-            Whether draws have sampled places (M, d) with this log posterior (M,) well.
-        """
-        old = [e.best for e in self.active if e.best is not None and e.rounds >= PATIENCE]
-        if not old:
-            return len(self.active)
-        places, values = np.array([b.position for b in old]), np.array([b.value for b in old])
-        return len(self.active) - int(np.sum(sampled(places, values)))
-
     def _climb(self, explorer: Explorer, here: Derivatives) -> Explorer | None:
         best = explorer.best
         if not here.finite:
@@ -179,7 +159,7 @@ class Modes:
             return None
         # up to five sds at first, twice as far after every step that led up
         part = min(1.0, 5 * damping / max(decrement, 1e-300))
-        return Explorer(best.position + part * step, best, damping, explorer.rounds + 1)
+        return Explorer(best.position + part * step, best, damping)
 
     def _arrived(self, here: Derivatives) -> None:
         """A mode, if it is none of the known ones and has mass that matters."""

@@ -8,7 +8,6 @@ because draws that shaped the proposal flatter it.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from fald.fewround.exchange import Server
 from fald.fewround.mixture import log_parts
 from fald.fewround.outcome import Outcome
 from fald.fewround.proposal import Proposal
-from fald.fewround.search import REGRESSED, DrawBatch, Search, State, weigh, well_sampled
+from fald.fewround.search import REGRESSED, DrawBatch, Search, State, weigh
 from fald.fewround.site import Answer, checksum
 from fald.fewround.target import Derivatives
 from fald.fewround.weights import smooth
@@ -188,8 +187,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
     search.stalled = before is not None and gain == 0
     state = weigh(search)
     if len(around):
-        heights, slopes = target.gradients(around, sums)
-        modes.send(search.climbers.climb(heights, slopes, down, well_sampled(search, state, around, heights)))
+        modes.send(search.climbers.climb(*target.gradients(around, sums), down))
     if len(modes.relevant()) > 1:  # the verdict is known
         search.climbers.rest()
     names = certify.labels(search.names, len(state.precision.mean))
@@ -204,7 +202,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         certify.defined(undefined, *_expected(base, search.batches[-1], undefined), search.tolerance),
         certify.mode(search.best, gain),
         certify.one_mode(len(modes.relevant())),
-        certify.explored(modes.awaited(partial(well_sampled, search, state)) + search.climbers.waiting),
+        certify.explored(len(modes.active) + search.climbers.waiting),
         certify.two_rounds(len(search.batches)),
     ]
     if cast:

@@ -23,8 +23,6 @@ MOST_HESSIAN = 200  # parameters up to which curvatures are asked for
 MANY = 60  # parameters beyond which only a very good Gaussian has usable weights
 REGRESSED = 16  # gradients per parameter that a Hessian is regressed from
 _POOLED = 4  # rounds whose draws are pooled
-_HEAVIEST = 10.0  # weight, one on average, up to which a place as high as the highest draw is sampled well
-_EASED = 0.25  # nats by which a weight may be larger, for every nat that a place is lower
 
 
 class DrawBatch(NamedTuple):
@@ -155,16 +153,3 @@ def weigh(search: Search) -> State:
         logs,
         float(logsumexp(ratios) - np.log(len(ratios))),
     )
-
-
-def well_sampled(search: Search, state: State, positions: Array, values: Array) -> Array:
-    """(M,) whether the newest draws have sampled places with these log posteriors (M,) well.
-
-    The weight of a draw there would be no outlier; the less density there is, the larger it may be. Near the
-    top of a hill that no draw has met, and that matters, weights are larger by orders of magnitude.
-    """
-    last = search.batches[-1]
-    density = proposal.log_density(last.proposal, last.count, positions)
-    with np.errstate(invalid="ignore"):  # where nothing has any density, nothing is known
-        below = np.maximum(np.max(last.values) - values, 0.0)
-        return values - density - state.log_mass <= np.log(_HEAVIEST) + _EASED * below
