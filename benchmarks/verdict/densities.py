@@ -7,6 +7,7 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import gammaln
 from scipy.integrate import trapezoid
 from scipy.stats import truncnorm
 
@@ -65,6 +66,32 @@ def mixtures(rng, dim: int | None = None) -> Problem:
     means = [rng.normal(0, 2, dim), np.zeros(dim)]
     means[1] = means[0] + way
     return two_normals([1 - minor, minor], means, [np.eye(dim), width**2 * np.eye(dim)], what)
+
+
+@cache
+def _heavy_side(dim: int) -> fald.Model:
+    def density(theta, weight, degrees, width, centre):
+        z2 = jnp.sum((theta - centre) ** 2) / width**2
+        tail = gammaln((degrees + dim) / 2) - gammaln(degrees / 2) - dim / 2 * jnp.log(degrees / 2)
+        tail -= (degrees + dim) / 2 * jnp.log1p(z2 / degrees) + dim * jnp.log(width)
+        return jnp.logaddexp(jnp.log1p(-weight) - 0.5 * jnp.sum(theta**2), jnp.log(weight) + tail)
+
+    return density_model(dim, density)
+
+
+@generator
+def heavy_modes(rng, dim: int | None = None) -> Problem:
+    """A normal, and a Student t 6 to 60 sds away, up whose sides Newton's method climbs in small steps."""
+    dim = dim or int(rng.choice([1, 2, 3, 5, 8]))
+    weight, width = np.float32(rng.uniform(0.1, 0.5)), np.float32(rng.uniform(0.8, 2.0))
+    degrees, apart = np.float32(rng.choice([4.0, 6.0, 10.0])), float(rng.uniform(6, 60))
+    centre = (rotation(dim, rng)[0] * apart).astype(np.float32)
+    spread = float(width) ** 2 * float(degrees) / (float(degrees) - 2)
+    mean = float(weight) * centre.astype(float)
+    second = 1 - float(weight) + float(weight) * (spread + centre.astype(float) ** 2)
+    what = f"d={dim}, {weight:.2f} of the mass a t with {degrees:.0f} degrees {apart:.0f} sds away"
+    data = shared(weight, degrees, width, centre)
+    return Problem(_heavy_side(dim), data, mean, np.sqrt(second - mean**2), what)
 
 
 @generator
