@@ -97,7 +97,10 @@ def test_the_site_that_lies_is_named_or_nobody(place, tmp_path, sampler, secure,
     handlers = {name: place.worker(name).handle for name in SIZES}
     link = LocalLink({**handlers, liar: lying(place.worker(liar), LIES[lie])})
     if secure and lie == "one infinity" and sampler is None:
-        return  # a value that no rows have is far outside the posterior, as an honest one may be
+        # of thousands of draws one has no density then: it is left out, and nobody is blamed
+        tree = run_federated(study, link, tmp_path / "out")
+        assert all(np.isfinite(values).all() for values in tree["posterior"].data_vars.values())
+        return
     with pytest.raises(FederationError) as caught:
         run_federated(study, link, tmp_path / "out")
     if secure and lie != "one entry less":
