@@ -99,6 +99,7 @@ def test_what_is_compiled_again():
         lambda: sampled(0.01, num_rounds=9, num_warmup=2, thinning=3),
     ]
     assert compilations(again) == 0
-    # twins: what shapes the computation is compiled
-    assert compilations([lambda: sampled(schedules.polynomial(0.01, 5.0))]) > 0
+    # twins: what shapes the computation is compiled, such as a composition that no other test here has
+    other = schedules.warm_up(2, schedules.polynomial(0.01, 5.0))
+    assert compilations([lambda: sampled(other)]) > 0
     assert compilations([lambda: sampled(0.01, batch_size=2)]) > 0
