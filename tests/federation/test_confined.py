@@ -204,7 +204,7 @@ def test_a_private_run_clips_rows_and_says_whose_model_it_is(package, tmp_path):
         "clip-norm": 1.0,
     }  # fmt: skip
     asked = make_study({**tree, "privacy": {"delta": 1e-5}}, "a test")
-    policy = f"allowed-models = {json.dumps(ALLOWED)}\nmax-seconds = 600"
+    policy = f"allowed-models = {json.dumps(ALLOWED)}\nmax-seconds = 600\nunsummed = true"
     places = {name: Place(tmp_path / name, policy, name) for name in "ab"}
     found = run_federated(asked, LocalLink({n: p.worker.handle for n, p in places.items()}), tmp_path / "out")
     said = found.attrs["privacy_statement"]

@@ -94,7 +94,8 @@ def _client(node: Any, name: str, token: str = "") -> Any:
 
 def answer(app: Any, client: Any) -> None:
     """One task: take the message, answer it, hand the reply over; the submitted app is not unpacked."""
-    from flwr.common.constant import SubStatus
+    from flwr.app import Error, Message
+    from flwr.common.constant import ErrorCode, SubStatus
     from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
     from flwr.supernode.runtime import run_clientapp as runtime
 
@@ -102,7 +103,13 @@ def answer(app: Any, client: Any) -> None:
     alive.start()
     try:
         message, context, *_ = runtime.pull_task_input(client)
-        runtime.push_message(client, app(message=message, context=context), context)
+        try:
+            reply = app(message=message, context=context)
+        except Exception as error:  # such as a message of another app
+            print(f"fald: a message was not understood ({type(error).__name__})", file=sys.stderr, flush=True)
+            refusal = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the site does not understand the message")
+            reply = Message(refusal, reply_to=message)
+        runtime.push_message(client, reply, context)
         status = SubStatus.COMPLETED
     except Exception as error:  # one message that cannot be answered must not end the site
         print(f"fald: a message was not answered ({type(error).__name__})", file=sys.stderr, flush=True)
