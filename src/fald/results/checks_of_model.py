@@ -77,7 +77,8 @@ def _outcomes(facts: Facts) -> Check:
     side = "above" if worst["distance"] > 0 else "below"
     said = (
         f"Outcomes at {worst['client']} lie {side} what the model expects: {found['outcome']} "
-        f"{number(worst['seen'])}, expected {number(worst['low'])} to {number(worst['high'])}."
+        f"{number(worst['seen'])}, expected {number(worst['expected'])} ± "
+        f"{number(abs(worst['seen'] - worst['expected']) / far)}, {number(far)} sds away."
     )
     others = [s["client"] for s in outside if s is not worst]
     said += f" So do those at {', '.join(others[:5])}, above or below." if others else ""
