@@ -10,8 +10,8 @@ from helpers import federation, linear_model
 CONDITIONS = {
     "khat": "k-hat", "pooled_khat": "pooled k-hat", "means_precise": "precision of means",
     "sds_precise": "precision of sds", "moments_exist": "moments", "agreement": "agreement", "tails": "tails",
-    "far_mass": "far mass", "defined": "numbers", "mode": "mode", "one_mode": "one mode",
-    "explored": "explorers", "two_rounds": "rounds",
+    "far_mass": "far mass", "defined": "numbers", "mode": "mode", "funnel": "funnel",
+    "one_mode": "one mode", "explored": "explorers", "two_rounds": "rounds",
 }  # fmt: skip
 
 

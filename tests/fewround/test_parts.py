@@ -1,5 +1,6 @@
 """The parts of the few-round methods, each against something known."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -7,10 +8,12 @@ from scipy import stats
 import fald
 from fald.calculus.sums import gradients, hessians, log_likelihoods, make_site
 from fald.core.errors import DataError
-from fald.fewround import certify, explorers, proposal, site, weights
+from fald.fewround import certify, exchange, explorers, proposal, site, weights
 from fald.fewround.climbers import Climbers
 from fald.fewround.mixture import fit_mixture
 from fald.fewround.proposal import Proposal
+from fald.fewround.search import Search
+from fald.fewround.target import Derivatives, Target
 from helpers import federation, linear_model
 
 
@@ -161,7 +164,7 @@ def test_answers_of_sites_add_up_to_the_answer_of_all_rows():
 def test_local_quadratics_of_a_linear_model_are_exact():
     fed, model = federation(), linear_model(2.0)
     request = {"local_start": np.zeros(2)}
-    sums = fald.fewround.exchange.total(site.answer(s, request) for s in sites_of(model, fed.data))
+    sums = exchange.total(site.answer(s, request) for s in sites_of(model, fed.data))
     everyone = make_site(model, fed.data.rows, "all")
     _, grads, second = hessians(everyone, np.zeros((1, 2)))
     np.testing.assert_allclose(sums["local_precision"], -second[0], rtol=1e-9)
@@ -182,6 +185,31 @@ def test_a_site_that_draws_otherwise_says_so():
     assert site.expand(request)["draws"].shape == (100, 2)
     with pytest.raises(DataError, match="other parameters"):
         site.expand({**request, "proposal_seed": np.asarray(4)})
+
+
+def test_where_the_posterior_rises_for_ever_the_place_of_most_mass_stands_for_the_mode():
+    """A funnel of eight effects: its neck is higher than all else, and holds next to nothing."""
+
+    def logprior_fn(theta):
+        log_scale, effects = theta[0], theta[1:]
+        spread = -jnp.sum(effects**2) / 2 * jnp.exp(-2 * log_scale) - 8 * log_scale
+        return spread + log_scale - jnp.exp(2 * log_scale) / 50
+
+    funnel = fald.Model(logprior_fn, lambda theta, row: row.sum() * theta.sum(), np.zeros(9))
+    known = np.diag([0.0] + [1.0] * 8)  # the sites say nothing of the scale
+    mean, covariance = Target(funnel).quadratic_mode(known, np.linspace(-3, 3, 9), np.zeros(9))
+    assert abs(mean[0]) < 4
+    assert np.sqrt(np.diag(covariance)).min() > 0.01
+    search = Search.make(funnel, seed=0, tolerance=0.05)
+    bulk = Derivatives(np.zeros(9), 0.0, np.zeros(9), -np.eye(9))
+    neck = Derivatives(np.ones(9), 50.0, np.zeros(9), np.diag([1.0] + [-1.0] * 8))
+    search.improve([bulk, neck])
+    assert search.best is bulk
+    assert not certify.funnel(search.best, search.highest).holds
+    top = neck._replace(hessian=-np.eye(9))
+    search.improve([top])
+    assert search.best is top
+    assert certify.funnel(search.best, search.highest).holds
 
 
 def test_an_explorer_on_the_same_hill_is_dismissed_and_another_hill_is_a_mode():

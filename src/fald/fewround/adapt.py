@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.fewround import certify, explorers, proposal
+from fald.fewround import certify, proposal
 from fald.fewround.mixture import fit_mixture
 from fald.fewround.proposal import Proposal
 from fald.fewround.search import Search, State
@@ -44,7 +44,7 @@ def adapt(search: Search, state: State, current: Proposal) -> Proposal:
         widened = [2.0 * factor for factor in current.factors]
         return Proposal(current.weights, current.means, np.array(widened))
     if len(modes) > 1:
-        logs = np.array([explorers.log_mass(m) for m in modes])
+        logs = np.array([m.log_mass() for m in modes])
         weights = np.maximum(np.exp(logs - logs.max()), 0.05)
         factors = np.array([proposal.cholesky(m.covariance()) for m in modes])
         return Proposal(weights / weights.sum(), np.array([m.position for m in modes]), factors)

@@ -224,6 +224,17 @@ def mode(best: Derivatives | None, gain: float) -> Condition:
     )
 
 
+def funnel(best: Derivatives | None, highest: float) -> Condition:
+    """Whether no place that was seen is higher than the top, as places in the neck of a funnel are."""
+    above = 0.0 if best is None else highest - best.value
+    return Condition(
+        "funnel",
+        above < _GAIN,
+        f"the posterior rises {above:.3g} nats above its top where it curves upwards, as in the neck of a "
+        "funnel: a part so narrow that draws can miss it",
+    )
+
+
 def one_mode(count: int) -> Condition:
     """Whether a single mode of relevant mass is known."""
     return Condition(

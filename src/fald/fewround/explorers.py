@@ -177,7 +177,7 @@ class Modes:
             away = _apart(self.main, mode.position)
             if away < _SAME:
                 continue  # met before the main mode was known
-            share = np.exp(min(log_mass(mode) - log_mass(self.main), 50.0))
+            share = np.exp(min(mode.log_mass() - self.main.log_mass(), 50.0))
             if share * max(away**2, 1.0) > _NEGLIGIBLE:
                 kept.append(mode)
         return kept
@@ -187,8 +187,3 @@ def _apart(mode: Derivatives, position: Array) -> float:
     """Distance of another place from a mode, in the mode's own sds."""
     factor = cholesky(mode.covariance())
     return float(np.linalg.norm(np.linalg.solve(factor, position - mode.position)))
-
-
-def log_mass(mode: Derivatives) -> float:
-    """Logarithm of the mass of a mode by Laplace's method, up to a constant."""
-    return mode.value + np.linalg.slogdet(mode.covariance())[1] / 2

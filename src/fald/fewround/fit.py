@@ -39,7 +39,7 @@ Array = NDArray[Any]
 MAX_DIM = 1000  # parameters up to which few rounds are enough; their matrices take memory
 ACCURACIES = {"high": 0.05, "medium": 0.1}
 _NUM_CHAINS, _NUM_DRAWS = 4, 4000
-_MOST_SCOPE = {"one mode", "mode", "tails", "explorers", "numbers"}  # with these split-HMC would not help
+_MOST_SCOPE = {"one mode", "mode", "funnel", "tails", "explorers", "numbers"}  # where split-HMC is no help
 _HMC_ROUNDS = 24
 
 

@@ -201,6 +201,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         certify.tails(far, ways, float(np.max(values)), np.sqrt(np.diag(spread)), search.names),
         certify.defined(undefined, *_expected(base, search.batches[-1], undefined), search.tolerance),
         certify.mode(search.best, gain),
+        certify.funnel(search.best, search.highest),
         certify.one_mode(len(modes.relevant())),
         certify.explored(len(modes.active) + search.climbers.waiting),
         certify.two_rounds(len(search.batches)),
@@ -284,6 +285,8 @@ _ADVICE = {
     "contradict each other, has several; no sampler can promise to find all",
     "mode": "a feature that separates the outcomes or repeats others does this; give every parameter a "
     "proper prior",
+    "funnel": "write effects of groups in units of their scale (effect = scale × standard normal), or choose "
+    "a model that integrates them out",
     "numbers": "write the likelihood in a stable form (log_sigmoid, softplus, logaddexp, gammaln) instead of "
     "logarithms of what rounds to zero, so that it is a number for all parameters",
     "tails": "a proper prior with lighter tails (a normal instead of a Cauchy) makes the question answerable",

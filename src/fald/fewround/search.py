@@ -72,6 +72,7 @@ class Search:
     climbers: Climbers | None = None
     batches: list[DrawBatch] = field(default_factory=list)
     best: Derivatives | None = None
+    highest: float = -np.inf
     smoothed: Derivatives | None = None
     wide: Proposal | None = None
     stalled: bool = False
@@ -115,9 +116,18 @@ class Search:
         return np.random.Generator(np.random.Philox([self.seed & (2**64 - 1), stream]))
 
     def improve(self, found: list[Derivatives]) -> None:
-        """Keep the highest point with derivatives as the one that Newton's method goes on from."""
+        """Keep the highest point with derivatives as the one that Newton's method goes on from.
+
+        One where the posterior curves upwards does not take the place of one where it does not: the neck of a
+        funnel rises for ever, and holds ever less.
+        """
         for here in found:
-            if here.finite and (self.best is None or here.value > self.best.value):
+            if not here.finite:
+                continue
+            self.highest = max(self.highest, here.value)
+            if self.best is None or (
+                here.value > self.best.value and (here.concave() or not self.best.concave())
+            ):
                 self.best = here
         self.modes.lead(self.best)
 

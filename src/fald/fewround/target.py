@@ -44,6 +44,10 @@ class Derivatives(NamedTuple):
         root = vectors / np.sqrt(sizes) / scale[:, None]
         return root @ root.T
 
+    def log_mass(self) -> float:
+        """Logarithm of the mass around it by Laplace's method, up to a constant."""
+        return self.value + float(np.linalg.slogdet(self.covariance())[1]) / 2
+
 
 class Target:
     """Log posterior from log likelihoods summed over sites."""
@@ -132,12 +136,19 @@ class Target:
         return here.position, covariance * np.outer(shrink, shrink)
 
     def quadratic_mode(self, precision: Array, shift: Array, start: Array) -> tuple[Array, Array] | None:
-        """Mode and covariance of prior × exp(−½θᵀAθ + bᵀθ), which the server finds alone."""
+        """Mode and covariance of prior × exp(−½θᵀAθ + bᵀθ), which the server finds alone.
+
+        Where it has no mode, as in the neck of a funnel, which rises for ever and holds ever less, the place
+        of most mass on the way up stands for it.
+        """
+        seen: list[Derivatives] = []
 
         def report(theta: Array) -> Report:
             value, grad, second = (part[0] for part in prior_derivatives(self.model, theta[None]))
             energy = theta @ precision @ theta / 2 - shift @ theta - value
-            return Report(float(energy), precision @ theta - shift - grad, precision - second)
+            here = Report(float(energy), precision @ theta - shift - grad, precision - second)
+            seen.append(Derivatives(theta, -here.value, -here.gradient, -here.hessian))
+            return here
 
         def values(places: Array) -> Array:
             own = np.einsum("mi,ij,mj->m", places, precision, places) / 2 - places @ shift
@@ -147,6 +158,9 @@ class Target:
         if not found.report.finite:
             return None
         here = Derivatives(found.position, -found.report.value, -found.report.gradient, -found.report.hessian)
+        if found.failed:
+            usable = [place for place in seen if place.finite]
+            here = max(usable, key=lambda place: (place.concave(), place.log_mass()))
         return here.position, here.covariance()
 
 
