@@ -1,5 +1,6 @@
 """Attacks on sites by hand-made messages: each got more than the protocol gives, and is refused now."""
 
+import fcntl
 import json
 import time
 from dataclasses import replace
@@ -27,10 +28,11 @@ from hostile import (
 from fald.core.errors import ConfigError, PrivacyError, SecureSumError
 from fald.core.version import __version__
 from fald.federation import wire
+from fald.federation.coordinator import sites
 from fald.federation.secure.fixed_point import total
-from fald.federation.secure.session import unmask_sum
+from fald.federation.secure.session import split, unmask_sum
 from fald.federation.site.policy import make_policy
-from fald.federation.site.run import UNSAID
+from fald.federation.site.run import UNSAID, SiteRun
 from fald.federation.site.worker import SiteWorker
 
 
@@ -111,6 +113,20 @@ def test_sums_that_were_not_given_do_not_steer_the_protocol(coordinator):
     assert kinds(coordinator.ask(request, 2, passed={"masked": right})) == ["reply"] * 3
 
 
+def test_an_upload_cannot_be_changed_although_its_masks_cancel(coordinator):
+    """Only the site itself can tell that its upload was added to; and all sites must be told the same."""
+    begun(coordinator, FEW_ROUND)
+    server = honest_server(FEW_ROUND)
+    first = coordinator.ask(next(server))
+    moved = uploads(first)
+    moved[1, 1, 0] += np.uint64(1)  # 2⁶⁴ steps of 2⁻⁵⁶ more in one entry of the site b
+    shapes = {n.removeprefix("shape_"): tuple(a) for n, a in first["a"].arrays.items() if n != "masked"}
+    request = server.send(split(unmask_sum(list(moved)), shapes))
+    assert "not its own" in said(coordinator.ask(request, 2, passed={"masked": moved})["b"])
+    told = coordinator.ask(request, 2, attempt=2, passed={"masked": uploads(first)})["b"]
+    assert "not the one that the protocol asks" in said(told)
+
+
 def test_both_logs_have_both_digests(coordinator):
     begun(coordinator, FEW_ROUND)
     text = said(coordinator.ask({"states": row_finding_states()})["a"])
@@ -147,6 +163,15 @@ def test_settings_whose_noise_rounding_takes_away_are_refused(coordinator, chang
     replies = coordinator.begin(coordinator.open({**PRIVATE, "sampler": sampler}))
     assert "of a private run must be between" in said(replies["a"])
     assert not (coordinator.workers["a"].settings.state / "ledger.jsonl").exists()
+
+
+def test_a_round_at_parameters_that_swallow_the_noise_is_refused_and_not_charged(tmp_path):
+    coordinator = begun(Coordinator(tmp_path, secure=False, policy="unsummed = true\n"), PRIVATE)
+    releases = coordinator.workers["a"]._folder(coordinator.ids["run"]) / "releases.json"
+    assert "last digits" in said(coordinator.round(position=START + 1e14)["a"])
+    assert json.loads(releases.read_text()) == {"releases": 0}
+    assert coordinator.round(position=START + 1e8)["a"].kind == "reply"
+    assert json.loads(releases.read_text()) == {"releases": 2}
 
 
 def test_noise_lost_beside_large_parameters_is_refused():
@@ -325,6 +350,33 @@ def test_two_workers_on_one_folder_know_of_each_other(coordinator):
         assert "answered before" in said(wire.unpack(worker.handle(content)))
 
 
+def test_what_another_process_has_answered_is_read_before_each_message(coordinator):
+    """Both processes have opened the run before one of them answers."""
+    begun(coordinator)
+    first = coordinator.workers["a"]
+    coordinator.again("a")
+    assert "has no round 11" in said(coordinator.round(number=11)["a"])
+    second, coordinator.workers["a"] = coordinator.workers["a"], first
+    assert coordinator.round()["a"].kind == "reply"
+    coordinator.workers["a"] = second
+    assert "answered before" in said(coordinator.round(position=START + 1, attempt=2)["a"])
+
+
+def test_no_other_process_answers_a_run_meanwhile(coordinator, monkeypatch):
+    begun(coordinator)
+    seen = []
+
+    def answer(self, message, digest, reply):
+        with open(self.folder / "lock", "a") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seen.append(message.kind)
+        return reply({})
+
+    monkeypatch.setattr(SiteRun, "answer", answer)
+    assert coordinator.round()["a"].kind == "reply"
+    assert seen
+
+
 def test_start_and_root_are_the_study_s(coordinator):
     opened = coordinator.open()
     identities = {name: worker.identity.public for name, worker in coordinator.workers.items()}
@@ -418,6 +470,36 @@ def test_a_first_secure_sum_is_over_the_sites_that_joined(tmp_path):
     assert "differ in 'd'" in said(coordinator.open()["a"])
 
 
+# -- 14: requests of any size -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"anchors": np.zeros((2**10 + 1, 3))},  # what explorers ask for
+        {"states": np.zeros((2**16 + 1, 3))},
+        {"points": np.zeros((2**18 + 1, 3))},
+        {"proposal_count": np.asarray(2**18 + 1)},
+    ],
+    ids=lambda request: next(iter(request)),
+)
+def test_requests_larger_than_any_of_the_protocol_are_refused_without_the_audit_too(tmp_path, request_):
+    coordinator = begun(Coordinator(tmp_path, policy="audit = false\n"), FEW_ROUND)
+    name = next(iter(request_))
+    assert f"the part {name!r} of a request" in said(coordinator.ask(request_)["a"])
+    within = {"anchors": np.zeros((2, 3))} if name == "anchors" else {"points": np.zeros((3, 3))}
+    assert kinds(coordinator.ask(within)) == ["reply"] * 3
+
+
+def test_draws_are_limited_by_the_policy(tmp_path):
+    coordinator = begun(Coordinator(tmp_path, policy="max-draws = 100\n"), FEW_ROUND)
+    server = honest_server(FEW_ROUND)
+    first = coordinator.ask(next(server))
+    request = server.send(sums(first))
+    assert int(request["proposal_count"]) > 100
+    assert "(max-draws" in said(coordinator.ask(request, 2, passed={"masked": uploads(first)})["a"])
+
+
 # -- also: work, and words ----------------------------------------------------------------------------------
 
 
@@ -482,11 +564,17 @@ def test_a_refused_study_does_not_change_the_precision_of_a_run(tmp_path):
 def test_terminal_escapes_are_neutralised(coordinator):
     escape = "\x1b]0;owned\x07"
     coordinator.open({**STUDY, "title": escape})
+    coordinator.workers["a"].log(f"words of somebody else: {escape}")
     state = coordinator.workers["a"].settings.state
     assert "\x1b" not in (state / "record.jsonl").read_text() + (state / "site.log").read_text()
     assert "\\u001b" not in (state / "record.jsonl").read_text()
     values = {"version": escape, "study": STUDY, "secure": True, "names": NAMES}
     assert "\x1b" not in said(coordinator.say("a", "open", values))
+
+
+def test_terminal_escapes_of_a_site_are_neutralised_at_the_coordinator():
+    refusal = wire.Message("refusal", {"message": "no\x1b[2J\n way"}, {})
+    assert sites._text(refusal, "message") == "no?[2J way"
 
 
 def test_masks_of_another_task_give_noise(coordinator):

@@ -83,6 +83,25 @@ def test_what_is_refused_had_no_such_noise():
     assert np.ptp(np.asarray(run(method.split()[1], jnp.float32(0.4), jnp.zeros(1, jnp.float32)))) == 0
 
 
+def test_noise_that_is_a_tenth_too_small_would_be_seen():
+    """The twin of the 200 settings: the same measurement tells an sd from one 10% smaller."""
+    method = fald.samplers.fald(local_steps=1, step_size=1e-3, correlation=0.5, clip_norm=1.0)
+    run = program(method, 20, 50, jnp.float32)
+    assert off(run, method, 1.0, 0.4) < 4
+    less = fald.samplers.fald(local_steps=1, step_size=0.81e-3, correlation=0.5, clip_norm=1.0)
+    assert off(lambda hyper, *where: run(less.split()[1], *where), method, 1.0, 0.4) > 4
+
+
+def test_noise_is_measured_on_what_is_added(monkeypatch):
+    from fald.langevin import safety
+
+    method, drawn = fald.samplers.fald(local_steps=1, step_size=1e-3, clip_norm=1.0), safety.injected
+    for factor in (0.8, 0.0, 1.2, math.nan):
+        monkeypatch.setattr(safety, "injected", lambda *a, f=factor, **k: f * drawn(*a, **k))
+        with pytest.raises(PrivacyError, match="is accounted for"):
+            check_noise(method, 0.4, 0.4, 1.0)
+
+
 def test_settings_are_accounted_as_the_sampler_has_them():
     method = fald.samplers.fald(local_steps=1, step_size=1e-5, correlation=0.3, clip_norm=0.1)
     used = as_used(method)

@@ -148,6 +148,7 @@ class Policy(_Section):
     max_rounds: Annotated[int, Field(ge=1)] = 100_000
     max_chains: Annotated[int, Field(ge=1)] = 1_000
     max_local_steps: Annotated[int, Field(ge=1)] = 10_000
+    max_draws: Annotated[int, Field(ge=1)] = 2**18
     max_failed_opens: Annotated[int, Field(ge=1)] = 20
     max_studies: Annotated[int, Field(ge=1)] = 100
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 120.0

@@ -284,6 +284,9 @@ class SiteRun:
         if odd:
             raise PolicyError(f"the study's method declares no request for {ANSWERS[odd[0]].says}")
         check_request(request, self.model.dim)
+        most = self.site.policy.max_draws
+        if int(request.get("proposal_count", 0)) > most:
+            raise PolicyError(f"it evaluates at most {most:,} draws a round (max-draws of its policy)")
         number = message.values["round"]
         shown = any(name.startswith(PASSED) for name in message.arrays)
         # the sums of a round of scales shape the prior, whether the site audits or not
