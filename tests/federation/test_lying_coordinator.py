@@ -309,11 +309,11 @@ def test_colluders_are_taken_as_the_largest(tmp_path):
 # -- 7, 8: rounds out of range, and the same noise twice ----------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [-1, 0, 11, 2**31 - 1, 2**31, 2**40, 1.5, "1", True])
 @pytest.mark.parametrize("secure", [True, False])
-def test_rounds_that_the_study_has_not_are_refused(tmp_path, number, secure):
+def test_rounds_that_the_study_has_not_are_refused(tmp_path, secure):
     coordinator = begun(Coordinator(tmp_path, secure, policy="unsummed = true\n"))
-    said(coordinator.round(number=number)["a"])
+    for number in (-1, 0, 11, 2**31 - 1, 2**31, 2**40, 1.5, "1", True):
+        said(coordinator.round(number=number)["a"])
 
 
 def private_upload(coordinator, **how):

@@ -45,6 +45,10 @@ def test_without_a_file_everything_is_allowed():
     policy.check(ASKED)
     policy.check(PRIVATE)
     assert policy == make_policy({}) == Policy()
+    limits = ("max_rounds", "max_chains", "max_local_steps", "max_failed_opens", "max_studies")
+    assert [getattr(policy, name) for name in limits] == [100_000, 1_000, 10_000, 20, 100]
+    assert (policy.max_seconds, policy.max_megabytes, policy.minimum_rows) == (120.0, 4096, 1)
+    assert (policy.curvature, policy.audit, policy.unsummed) == (True, True, None)
 
 
 def test_file_is_read(tmp_path):
@@ -118,6 +122,7 @@ def test_privacy_that_the_site_insists_on(change, key):
     policy = make_policy({"privacy": {"max-epsilon": 2.0, "delta": 1e-5}})
     assert policy.privacy.required
     policy.check(PRIVATE)
+    policy.check(replace(PRIVATE, epsilon=2.0, delta=1e-5))  # the limits themselves
     with pytest.raises(PolicyError, match=key):
         policy.check(replace(PRIVATE, **change))
 
@@ -177,7 +182,9 @@ def test_sites_with_few_rows_are_warned(change, warned):
         ("curvature = 'perhaps'", "curvature: .*boolean"),
         ("allowed-models = ['logistc']", "allowed-models: 'logistc' is not known; did you mean 'logistic'"),
         ("allowed-methods = ['nuts']", "allowed-methods: 'nuts' is not known"),
+        ("allowed-models = ['package']", "allowed-models: 'package' is not known"),
         ("[privacy]\nmax-epsilon = 1.0", "privacy: 'max-epsilon' needs 'delta'"),
+        ("[privacy]\nrequired = true\ndelta = 1e-5", "'required' needs 'max-epsilon'"),
         (
             "[privacy]\nmax-epsilon = 1.0\ndelta = 1e-5\nrequired = false",
             "is no budget while studies without",
@@ -193,6 +200,14 @@ def test_a_policy_with_mistakes_is_not_used(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message) as caught:
         read_policy(path)
     assert "POLICY.toml" in str(caught.value)
+
+
+def test_models_of_packages_that_are_not_installed_may_be_allowed(tmp_path):
+    path = tmp_path / "POLICY.toml"
+    path.write_text("allowed-models = ['package:größe']\n", encoding="utf-8")
+    assert read_policy(path).allowed_models == ["package:größe"]
+    with pytest.raises(ConfigError, match="allowed-methods: 'package:model' is not known"):
+        make_policy({"allowed-methods": ["package:model"]})
 
 
 def test_a_missing_policy_is_an_error(tmp_path):

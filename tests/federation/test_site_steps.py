@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import fald
+from fald.core.errors import FederationError
+from fald.federation.site import langevin
 from fald.federation.site.langevin import LangevinSite, Task
+from fald.federation.wire import Message
 from fald.lab.methods.scaffold import scaffold
 from helpers import linear_model
 
@@ -38,3 +41,61 @@ def test_local_steps_at_a_site_are_those_written_out(tmp_path, batch_size, optio
     if option == 2:  # the control of the chain that drew the site, and none in the other
         moved = (start[0] - theta) / (3 * 0.01)
         np.testing.assert_allclose(kept, [moved, [0.0, 0.0]], rtol=1e-3, atol=1e-5)
+
+
+def site_of(folder, start, **settings):
+    """A site with three of ten rows, and its method."""
+    data = fald.FederatedData.from_arrays({"b": (np.ones((3, 2), np.float32), np.ones(3, np.float32))})
+    method = fald.samplers.fald(**{"local_steps": 4, "step_size": 0.01, **settings})
+    rows = replace(data, part=True)
+    root = np.zeros(2, np.uint32)
+    return LangevinSite(linear_model(2.0), method, "full", rows, 1, [7, 3], root, start, folder), method
+
+
+START = np.array([[0.5, -1.0], [2.0, 0.0]], np.float32)
+
+
+def test_noise_is_checked_with_what_the_round_is(tmp_path, monkeypatch):
+    """Share, largest weight, largest parameter, and the steps of the run before; nothing where not drawn."""
+    seen = []
+    monkeypatch.setattr(langevin, "check_noise", lambda method, *given, step: seen.append((*given, step)))
+    site, _ = site_of(tmp_path, START, clip_norm=1.0)
+    site.check_noise(6, np.array([0.2, 0.3]), [np.array([[1.0, -7.0]]), np.array([5.0])])
+    site.check_noise(1, np.zeros(2), [START])
+    site.check_noise(1, np.zeros(0), [START])
+    assert seen == [(pytest.approx(0.3), 0.3, 7.0, 20)]
+
+
+def test_the_broadcast_after_a_round_is_made_of_the_sum(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        langevin,
+        "next_broadcast",
+        lambda method, root, number, **given: seen.append((number, given)) or START,
+    )
+    site, _ = site_of(tmp_path, START)
+    found = site.after(np.zeros(2, np.uint32), 3, np.full(6, 2.0))
+    np.testing.assert_array_equal(found[0], START)
+    ((number, given),) = seen
+    assert number == 3
+    np.testing.assert_array_equal(given["before"], START)
+    np.testing.assert_array_equal(given["total"], np.full(6, 2.0))
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {"leaf_1": START},
+        {"leaf_0": START, "leaf_1": START},
+        {"leaf_0": START[:1]},
+        {"leaf_0": START.astype(np.float64)},
+    ],
+    ids=["none", "another name", "one more", "another shape", "another type"],
+)
+def test_a_broadcast_has_the_leaves_of_the_method(tmp_path, arrays):
+    site, _ = site_of(tmp_path, START)
+    (leaf,) = site.read(Message("round", {}, {"leaf_0": START, "weight": np.ones(2)}))
+    np.testing.assert_array_equal(leaf, START)
+    with pytest.raises(FederationError, match="does not fit the study"):
+        site.read(Message("round", {}, {"weight": np.ones(2), **arrays}))

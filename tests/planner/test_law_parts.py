@@ -60,20 +60,21 @@ def test_goals_have_ranges():
     assert Goal(ess=3200.0, num_chains=10).draws == 320.0
     assert Goal(ess=1000.0, num_chains=10).draws == 150.0
     assert Goal(ess=0.0).draws == 0.0
+    assert Goal(ess=0.5, num_chains=1, ess_per_chain=0.0).draws == 0.5
 
 
 def test_a_linear_energy_has_a_centre_far_away_and_a_flat_one_none():
     turn = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
-    hessian = turn @ np.diag([1.0, 0.0, 0.0]) @ turn.T
+    hessian = turn @ np.diag([4.0, 0.0, 0.0]) @ turn.T
     made = problem(
         hessians=np.stack([hessian, np.eye(3)]), gradients=np.stack([turn @ [5.0, 2.0, 1e-12], np.ones(3)]),
         weights=np.array([0.5, 0.5]), directions=np.stack([turn, np.eye(3)]), start=np.zeros(3),
         parameters=("a", "b", "c"),
     )  # fmt: skip
     values, basis, centers = made.spectrum
-    np.testing.assert_allclose(values, [[1, 1e-9, 0], [1, 1, 1]], atol=1e-15)
+    np.testing.assert_allclose(values, [[4, 4e-9, 0], [1, 1, 1]], atol=1e-15)
     np.testing.assert_array_equal(basis, made.directions)
-    np.testing.assert_allclose(centers, [[-5, -2e9, 0], [-1, -1, -1]], rtol=1e-6)
+    np.testing.assert_allclose(centers, [[-1.25, -5e8, 0], [-1, -1, -1]], rtol=1e-6)
 
 
 def test_precision_and_largest_step():
@@ -150,6 +151,29 @@ def test_arrival_is_the_first_round_from_which_on_the_goal_is_met(rates, start, 
     towards = chain.stationary
     wrong = [r for r in range(600) if chain.excess(r, goal, towards) > 1]
     assert chain.arrival(goal, towards) == (wrong[-1] + 1 if wrong else 0)
+
+
+@pytest.mark.parametrize(
+    ("rates", "start", "most"),
+    [
+        ((0.029, 0.459), (1.1, 0.5), 0.9),
+        ((0.025, 0.283), (1.26, 2.94), 2.0),
+        ((0.012, 0.436), (1.02, 2.5), 2.0),
+        ((0.044, 0.36), (1.16, 0.36), 2.0),
+        ((0.011, 0.254), (1.05, 0.29), 0.9),
+        ((0.017, 0.423), (1.19, 146.8), 0.9),
+        ((0.013, 0.356), (1.15, 61.6), 2.0),
+        ((0.016, 0.296), (1.04, 0.05), 2.0),
+        ((0.013, 0.26), (1.12, 0.16), 2.0),
+    ],
+)
+def test_a_goal_that_is_met_for_a_while_only_is_not_met(rates, start, most):
+    """Where a fast part and a slow one cancel, errors grow again after some rounds."""
+    chain, goal = by_hand(rates, start), Goal(bias=0.5, sd_error=most)
+    met = [chain.excess(r, goal, chain.stationary) <= 1 for r in range(120)]
+    last = max(r for r in range(120) if not met[r])
+    assert any(met[:last])  # or it would show nothing
+    assert chain.arrival(goal, chain.stationary) == last + 1
 
 
 def test_a_goal_that_is_never_met_has_no_arrival():
@@ -284,7 +308,7 @@ def test_third_order_terms_are_their_sums(scheme, noise, rho):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_curvature_changes_by_at_most_half(sign):
     """Far from the mode the third-order term would make a curvature negative, or anything."""
-    hessians, centers = np.array([[[1.0]], [[1.0]]]), np.array([[-1.0], [1.0]])
+    hessians, centers = np.array([[[2.0]], [[2.0]]]), np.array([[-1.0], [1.0]])
     made = Problem.from_gaussian(hessians, centers, [0.5, 0.5])
     far = Problem(
         made.hessians, made.gradients, made.weights, made.start, made.parameters,

@@ -37,6 +37,7 @@ from fald.theory.gaussian import Law
 Array = NDArray[Any]
 
 _MOST_CHANGE = 0.5  # of a curvature, by its third-order term
+_AHEAD = (1, 2, 3, 4, 6, 8, 12, 16, 24, 48, 112)  # sixteenths of the rounds done: a goal must stay met
 
 
 @dataclass(frozen=True)
@@ -217,19 +218,19 @@ class Chain(NamedTuple):
         def met(rounds: int) -> bool:
             return all(self.excess(rounds + i, goal, towards) <= 1 for i in range(pair))
 
-        low, high = -1, 0  # not met, met
+        low, high = -1, 1  # not met, met
         while high < 1 << 62:
             if not met(high):
-                low, high = high, max(1, 2 * high)
+                low, high = high, 2 * high
                 continue
-            ahead = (high * 3 // 2, 2 * high, 4 * high, 8 * high)
-            later = [r for r in ahead if not met(r)]
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (low, middle) if met(middle) else (middle, high)
+            # a fast part may hide a slow one for some rounds
+            later = [r for r in (high + k * (high // 16 + 1) for k in _AHEAD) if not met(r)]
             if not later:
                 break
             low, high = later[-1], 2 * later[-1]
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if met(middle) else (middle, high)
         return high
 
     def autocorrelation_time(self, thinning: int = 1) -> Array:
