@@ -22,7 +22,7 @@ MEANT = {
     "nothing": (0, False), "count": (0, False), "value": (0, False), "point": (1, False),
     "position": (1, False),
     "quantised": (1, False), "whitened": (1, False),
-    "gradient": (1, False), "shift": (1, False), "mode": (1, False),
+    "squares": (1, True), "gradient": (1, False), "shift": (1, False), "mode": (1, False),
     "hessian": (2, True), "precision": (2, True), "square": (2, True), "leverage": (0, True),
 }  # fmt: skip
 CURVED_METHODS = {"fsgld", "consensus", "consensus-parametric", "laplace"}

@@ -227,7 +227,7 @@ def test_settings_are_plain_values():
     made = fald(local_steps=4, step_size=0.1, correlation=0.2, noise="paper", batch_size=3, clip_norm=2.0)
     assert made.settings() == {
         "method": "fa-ld", "local_steps": 4, "step_size": 0.1, "temperature": 1.0, "correlation": 0.2,
-        "noise": "paper", "batch_size": 3, "clip_norm": 2.0,
+        "noise": "paper", "batch_size": 3, "clip_norm": 2.0, "momentum": 0.0, "preconditioner": None,
     }  # fmt: skip
     step = fald(local_steps=4, step_size=paper_decay(5.0, 1.0)).settings()["step_size"]
     assert step["schedule"] == type(paper_decay(5.0, 1.0)).__name__

@@ -22,6 +22,7 @@ _POWERS = 12  # of the Hessian, by which its largest eigenvalue is found
 _DESCENTS = 200  # steps down to a rough mode
 _MOST_ROWS = 1000  # of a client, by which its curvature is judged
 _FEW_ROWS = 64
+_SQUARED_ROWS = 256  # of a client, by which steps are preconditioned
 _OPERATIONS = 1.5e10  # that a look at curvatures may take: half a second or so
 _HESSIAN = 2.5  # operations of a Hessian times a vector, in those of a gradient
 
@@ -262,21 +263,44 @@ def _operations(model: Model, data: FederatedData) -> float:
 
 
 def largest_curvatures(
-    model: Model, data: FederatedData, clients: Sequence[int], theta: jax.Array
+    model: Model, data: FederatedData, clients: Sequence[int], theta: jax.Array, *, root: Any = None
 ) -> tuple[list[int], np.ndarray]:
     """Largest eigenvalue, in size, of ∇²f^c at ``theta`` for some clients, and which these are.
 
     By a few powers of the Hessian on some rows of each client, so a little too small rather than too large.
-    What it may take is bounded: of a large model fewer rows and clients are looked at.
+    What it may take is bounded: of a large model fewer rows and clients are looked at. ``root``: √M of steps
+    that are preconditioned by M, which meet √M ∇²f^c √M.
     """
     chosen, capacity = affordable(model, data, clients, _POWERS)
     found = []
     for client in chosen:
         batch, vector = client_rows(data, client, capacity), _direction(theta)
         for _ in range(_POWERS):  # not a compiled loop, which would take longer to compile
-            vector, size = _times_hessian(model, theta, vector, (batch, data.num_rows))
+            vector, size = _times_hessian(model, theta, vector, (batch, data.num_rows, root))
         found.append(float(size))
     return chosen, np.array(found)
+
+
+def squared_gradients(model: Model, data: FederatedData) -> np.ndarray:
+    """Σ_i (∇ log p(x_i | θ))² over the rows of each client (clients, dim), at the model's start.
+
+    Of a client with more than 256 rows by its first 256, times what these are of all.
+    """
+    theta = model.flat_initial_position
+
+    @jax.jit
+    def total(batch: Batch) -> jax.Array:
+        def add(so_far, row):
+            own, counts = row
+            gradient = jax.grad(model.flat_loglikelihood)(theta, own)
+            return so_far + jnp.where(counts, gradient, 0) ** 2, None
+
+        return jax.lax.scan(add, jnp.zeros_like(theta), (batch.rows, batch.mask))[0]
+
+    capacity = min(int(data.sizes.max()), _SQUARED_ROWS)
+    shares = np.maximum(data.sizes / capacity, 1.0)
+    sums = [np.asarray(total(client_rows(data, c, capacity))) for c in range(data.num_clients)]
+    return np.stack(sums) * shares[:, None].astype(theta.dtype)
 
 
 def _direction(theta: jax.Array) -> jax.Array:
@@ -287,9 +311,10 @@ def _direction(theta: jax.Array) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=0)
 def _times_hessian(model: Model, theta: jax.Array, vector: jax.Array, on: Any) -> tuple[jax.Array, jax.Array]:
     """The direction of ∇²f^c v, and its length."""
-    batch, total_rows = on
+    batch, total_rows, root = on
     energy = energy_fn(model, total_rows)
-    product = jax.jvp(jax.grad(lambda t: energy(t, batch)), (theta,), (vector,))[1]
+    root = 1.0 if root is None else jnp.asarray(root, theta.dtype)
+    product = root * jax.jvp(jax.grad(lambda t: energy(t, batch)), (theta,), (root * vector,))[1]
     size = jnp.linalg.norm(product)
     return product / jnp.maximum(size, jnp.finfo(theta.dtype).tiny), size
 

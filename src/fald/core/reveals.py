@@ -48,6 +48,9 @@ KINDS: Mapping[str, KindOfNumber] = {
     "position": KindOfNumber("where its own steps ended", 1),
     "quantised": KindOfNumber("where its own steps or its gradient lead, rounded to few levels", 1),
     "whitened": KindOfNumber("where its own steps ended, in posterior sds", 1, grid=20),
+    "squares": KindOfNumber(
+        "sums over its rows of squared derivatives, one for each parameter", 1, curvature=True, power=-2
+    ),
     "gradient": KindOfNumber("the gradient over its rows", 1, grid=12, power=-1),
     "shift": KindOfNumber("the linear term of a Gaussian fitted to its rows", 1, grid=12, power=-1),
     "mode": KindOfNumber("its own best parameters", 1, grid=12, power=1),

@@ -150,7 +150,8 @@ def worst_curvature(
     problem: Assignment, places: Sequence[jax.Array], clients: Sequence[int]
 ) -> tuple[int | None, float]:
     """The client of largest curvature at any of some places, and that value."""
-    looks = [largest_curvatures(problem.model, problem.data, clients, theta) for theta in places]
+    root = getattr(problem.method, "root", None)
+    looks = [largest_curvatures(problem.model, problem.data, clients, theta, root=root) for theta in places]
     found = [values for _, values in looks]
     worst = np.nan_to_num(np.max(np.where(np.isfinite(found), found, 0), axis=0))
     return (looks[0][0][int(np.argmax(worst))], float(worst.max())) if worst.max() > 0 else (None, 0.0)

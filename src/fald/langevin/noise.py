@@ -70,3 +70,25 @@ def langevin_steps(
     # under a condition, because a compiler that sees the last move would make it again for every use of it
     before_last = jax.lax.fori_loop(0, count - 1, turn, (start, drift_fn(start, 0).astype(start.dtype)))
     return jax.lax.cond(count > 0, lambda: move(count - 1, *before_last), lambda: start)
+
+
+def underdamped_steps(
+    count, momentum, moves: tuple[Callable, Callable, Callable], start: jax.Array
+) -> jax.Array:
+    """Where ``count`` steps with momentum from ``start`` end, the first of them with a velocity drawn anew.
+
+    ``moves`` are the gradient of (θ, k), the noise of (k, variance) and the step size η of k. Velocities have
+    the noise's variance per temperature, 1, in every step: one that is drawn anew and then moves by √(2η) is
+    the noise of a Langevin step.
+    """
+    gradient_fn, noise_fn, step_size_fn = moves
+
+    def turn(k, carry):
+        theta, velocity = carry
+        kept = jnp.where(k == 0, 0.0, momentum).astype(start.dtype)
+        eta = step_size_fn(k)
+        kick = (1 + kept) * jnp.sqrt(eta / 2) * gradient_fn(theta, k)
+        velocity = kept * velocity - kick + noise_fn(k, (1 - kept) * (1 + kept))
+        return (theta + jnp.sqrt(2 * eta) * velocity).astype(start.dtype), velocity.astype(start.dtype)
+
+    return jax.lax.fori_loop(0, count, turn, (start, jnp.zeros_like(start)))[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ from fald.runtime.checkpoint import Checkpoint, as_checkpoint
 from fald.runtime.identity import array_hash, digits, identity
 from fald.runtime.journal import Journal, as_journal
 from fald.runtime.records import Records
-from fald.settings.fald import checked, method_settings
+from fald.settings.fald import Preconditioner, checked, method_settings
 from fald.settings.participation import Participation, check_participation
 from fald.settings.schedules import check_schedule
 
@@ -63,6 +63,8 @@ def sample(
     noise: NoiseScale = "realised",
     batch_size: int | None = None,
     clip_norm: float | None = None,
+    momentum: float = 0.0,
+    preconditioner: Preconditioner | None = None,
     num_chains: int = 4,
     num_warmup: int = 0,
     thinning: int = 1,
@@ -112,6 +114,15 @@ def sample(
         gradients.
     clip_norm
         Norm to which the gradient of each row is cut; the result is then a pseudo-posterior.
+    momentum
+        What a local step keeps of the velocity, from 0 (FA-LD) to below 1: underdamped Langevin dynamics
+        within a round. Velocities are drawn anew in every round and never sent, so take K of 1/(1 − momentum)
+        and more. The step size means the same: it is stable below 2/curvature, and one gradient goes up to
+        (1 + momentum)/(1 − momentum) times as far. Not in private runs.
+    preconditioner
+        ``"rms"``: steps are scaled by M = s̄/(s + s̄/10), where s is the root mean square of each derivative of
+        the rows' log likelihoods at the start and s̄ that of all. Clients send sums of squares once, before
+        the first round; M then stays, so that the target does. Not in private runs, nor over a secure sum.
     num_chains, num_warmup, thinning
         Chains; rounds thrown away at the start; rounds per kept draw after that.
     initial_position
@@ -119,7 +130,8 @@ def sample(
         (``temperature=0``), whose chains are then gone on from. Default: the model's.
     method
         A method from ``fald.samplers`` instead of FA-LD; then ``local_steps``, ``step_size``,
-        ``temperature``, ``correlation``, ``noise``, ``batch_size`` and ``clip_norm`` are the method's own.
+        ``temperature``, ``correlation``, ``noise``, ``batch_size``, ``clip_norm``, ``momentum`` and
+        ``preconditioner`` are the method's own.
         Or its name, such as ``"qlsd"``, which takes those of them that it has.
     privacy
         ``fald.privacy.Protection``: account for the run, stop it within a budget, draw client noise
@@ -182,6 +194,8 @@ def sample(
         noise=noise,
         batch_size=batch_size,
         clip_norm=clip_norm,
+        momentum=momentum,
+        preconditioner=preconditioner,
     )
     num_rounds, num_chains = checked("num_rounds", num_rounds), checked("num_chains", num_chains)
     num_warmup, thinning = checked("num_warmup", num_warmup), checked("thinning", thinning)
@@ -210,9 +224,11 @@ def sample(
     for said in remarks(data, about.batch_size, private=privacy is not None):
         warnings.warn(said, stacklevel=2)
     engine = InProcess() if engine is None else engine
-    answers = engine.gather(method, model, data) if about.reveals.preparation else {}
-    method = method.prepare(model, data, answers)
     positions = _start(model, initial_position, num_chains)
+    answers: dict[str, Any] = {}
+    if about.reveals.preparation:
+        answers = engine.gather(method, _started_at(model, initial_position, positions), data)
+    method = method.prepare(model, data, answers)
     secret = None
     if privacy is not None:
         method = private(method)
@@ -279,6 +295,11 @@ def _method(method: Method | str | None, **settings: Any) -> Method:
     if given:
         raise ConfigError("settings of the method belong into the method", hint="remove them from sample()")
     return method
+
+
+def _started_at(model: Model, initial_position: Any, positions: jax.Array) -> Model:
+    """The model with the first chain's start for its own, where one was given."""
+    return model if initial_position is None else replace(model, initial_position=model.unravel(positions[0]))
 
 
 def _checked_step(problem: Assignment, num_rounds: int, start: jax.Array) -> StepCheck | None:

@@ -41,6 +41,8 @@ def setting_of(settings: Mapping[str, Any]) -> tuple[Setting, str]:
         raise ConfigError("temperature 0 gives a point estimate, which has no law to predict")
     if settings.get("clip_norm") is not None:
         raise ConfigError("gradients of rows are clipped, which the law does not cover")
+    if settings.get("momentum") or settings.get("preconditioner") is not None:
+        raise ConfigError("local steps have momentum or a preconditioner, which predictions do not cover")
     made = Setting.from_record(settings)
     if not callable(made.step_size):
         return made, ""

@@ -270,6 +270,11 @@ def chain(problem: Problem, setting: Setting) -> Chain:
         raise ConfigError(
             "step-size must be a number here; got a schedule", hint="planner.trajectory takes schedules too"
         )
+    if s.momentum or s.preconditioner is not None:
+        raise ConfigError(
+            "momentum and preconditioner must be left out here: plans are for plain local steps",
+            hint="fald.gaussian.law has the law of both",
+        )
     if s.temperature == 0:
         raise ConfigError("temperature must be > 0 here: at 0 there is a point estimate and no law; got 0")
     values, basis, centers = problem.spectrum

@@ -129,6 +129,10 @@ def _scheduled(problem: Problem, setting: Setting, rounds: Array) -> Trajectory:
     s = setting
     if s.batch_size is not None:
         raise ConfigError("batch-size must be None here: the law of a schedule has no noise of batches")
+    if s.preconditioner is not None:
+        raise ConfigError(
+            "preconditioner must be left out here: its scale is known once clients have sent theirs"
+        )
     centers = -np.einsum("cij,cj->ci", np.linalg.pinv(problem.hessians, hermitian=True), problem.gradients)
     found = gaussian.law(
         problem.hessians,
@@ -141,6 +145,7 @@ def _scheduled(problem: Problem, setting: Setting, rounds: Array) -> Trajectory:
         correlation=s.correlation,
         participation=s.participation,
         noise=s.noise,
+        momentum=s.momentum,
         initial_position=problem.start,
     )
     posterior = s.temperature * np.linalg.inv(problem.precision)

@@ -75,6 +75,11 @@ class RunSettings(Setting):
             if getattr(self, name) == math.inf:  # which bounds nothing
                 put(name, None)
         super().__post_init__()
+        if self.momentum or self.preconditioner is not None:
+            raise ConfigError(
+                "there is no privacy accounting for momentum and preconditioners",
+                hint="leave momentum and preconditioner out",
+            )
         if steps is not None or callable(self.step_size):
             schedule = self.step_size
             eta = np.array(

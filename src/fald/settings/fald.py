@@ -16,11 +16,25 @@ from fald.settings.participation import Participation, check_participation, full
 from fald.settings.schedules import from_record
 
 NoiseScale = Literal["realised", "paper"]
+Preconditioner = Literal["rms"]
 
 
 def _noise(name: str, value: Any) -> NoiseScale:
     if value not in ("realised", "paper"):
         raise ConfigError(f"{name} must be 'realised' or 'paper'; got {value!r}")
+    return value
+
+
+def _momentum(name: str, value: Any) -> float:
+    found = check_number(name, value, 0, 1, rule="at least 0 and below 1")
+    if found == 1:
+        raise ConfigError(f"{name} must be at least 0 and below 1; got {value!r}")
+    return found
+
+
+def _preconditioner(name: str, value: Any) -> Preconditioner:
+    if value != "rms":
+        raise ConfigError(f"{name} must be 'rms', or left out; got {value!r}")
     return value
 
 
@@ -33,13 +47,15 @@ RULES: dict[str, Callable[[str, Any], Any]] = {
     "temperature": lambda name, value: check_number(name, value, rule="a number ≥ 0"),
     "batch_size": check_count,
     "clip_norm": check_positive,
+    "momentum": _momentum,
+    "preconditioner": _preconditioner,
     "num_rounds": check_count,
     "num_chains": check_count,
     "num_warmup": lambda name, value: check_count(name, value, 0),
     "thinning": check_count,
     "sensitivity": check_positive,
 }
-_MAY_BE_NONE = ("batch_size", "clip_norm", "sensitivity")
+_MAY_BE_NONE = ("batch_size", "clip_norm", "preconditioner", "sensitivity")
 
 
 def checked(name: str, value: Any) -> Any:
@@ -72,6 +88,8 @@ class Setting:
     temperature: float = 1.0
     batch_size: int | None = None
     clip_norm: float | None = None
+    momentum: float = 0.0
+    preconditioner: Preconditioner | None = None
 
     def __post_init__(self) -> None:
         for name in RULES.keys() & {field.name for field in fields(self)}:  # also those of a subclass

@@ -26,7 +26,7 @@ from fald.langevin.registry import METHODS, by_name, takes
 from fald.privacy.accountants import ACCOUNTANTS
 from fald.privacy.protection import Protection
 from fald.problem.data import FederatedData, read_table
-from fald.settings.fald import RULES, NoiseScale, checked, method_settings
+from fald.settings.fald import RULES, NoiseScale, Preconditioner, checked, method_settings
 from fald.settings.participation import Participation
 from fald.settings.schedules import paper_decay
 from fald.study.problem import DataSection, ModelSection, Question, Scales, Section, kebab
@@ -54,6 +54,8 @@ class SamplerSection(Section):
     noise: NoiseScale = "realised"
     batch_size: int | None = None
     clip_norm: float | None = None
+    momentum: float = 0.0
+    preconditioner: Preconditioner | None = None
     num_chains: int = 4
     num_warmup: int = 0
     thinning: int = 1

@@ -9,7 +9,9 @@ P_cj = Π_{i>j} A_ci, the product of the steps that follow step j, a client that
     own covariance of the noise       (1−ρ²) v_c E_c,   E_c = 2τ Σ_j η_j P_cj P_cjᵀ,
     covariance between clients a, b   ρ² 2τ Σ_j η_j P_aj P_bjᵀ.
 
-All P_cj are polynomials of one symmetric H_c, hence diagonal in its eigenbasis.
+All P_cj are polynomials of one symmetric H_c, hence diagonal in its eigenbasis. With momentum G_c and the
+answers to noise follow from the recursion of position and velocity within a round, in the same basis; as
+velocities are drawn anew in every round, the position alone is the state.
 """
 
 from __future__ import annotations
@@ -61,11 +63,14 @@ class _Federation:
     own: Array  # (N,) k_c: the clients' own noise adds (1−ρ²) Σ_c k_c E_c to the average
     temperature: float
     correlation: float
+    momentum: float = 0.0
 
     def round(self, step_sizes: Array) -> _Round:
         """Compose the local steps, last to first: later steps carry the noise of earlier ones."""
         lam, q = self.eigenvalues, self.chance
         d = lam.shape[1]
+        if self.momentum:
+            return self._with_momentum(step_sizes)
         outer = np.empty((lam.size, 0))
         if self.correlation > 0:
             columns = self.eigenvectors.transpose(0, 2, 1).reshape(-1, d)
@@ -83,7 +88,27 @@ class _Federation:
             if self.correlation > 0:
                 mixed = (products.reshape(len(eta), -1) @ outer).reshape(-1, d, d)
                 shared += np.tensordot(eta[:, None, None] * mixed, mixed, ((0, 2), (0, 2)))
-        gain = self._in_basis(lam * first)
+        return self._composed(lam * first, second, shared)
+
+    def _with_momentum(self, step_sizes: Array) -> _Round:
+        """As ``round``, from how the last position answers to position and velocity before each step."""
+        lam, a = self.eigenvalues, self.momentum
+        place, velocity = np.ones_like(lam), np.zeros_like(lam)
+        second, shared = np.zeros_like(lam), np.zeros((lam.shape[1],) * 2)
+        for j in range(len(step_sizes) - 1, -1, -1):
+            kept = a if j else 0.0  # the first velocity of a round is new
+            answer = velocity + np.sqrt(2 * step_sizes[j]) * place
+            variance = (1 - kept**2) / 2
+            second += variance * answer**2
+            if self.correlation > 0:
+                mixed = np.tensordot(self.chance, self._in_basis(answer), 1)
+                shared += variance * mixed @ mixed.T
+            place = place - (1 + kept) * np.sqrt(step_sizes[j] / 2) * lam * answer
+            velocity = kept * answer
+        return self._composed(1 - place, second, shared)
+
+    def _composed(self, gain: Array, second: Array, shared: Array) -> _Round:
+        gain, q = self._in_basis(gain), self.chance
         rho2, f = self.correlation**2, self.spread
         per_client = f * rho2 * q + (1 - rho2) * self.own
         noise = np.einsum("c,cpq->pq", per_client, self._in_basis(second)) + (1 - f) * rho2 * shared
@@ -105,6 +130,7 @@ def law(
     correlation: float = 0.0,
     participation: Participation = _FULL,
     noise: NoiseScale = "realised",
+    momentum: float = 0.0,
     initial_position: ArrayLike | None = None,
     initial_covariance: ArrayLike | None = None,
 ) -> Law:
@@ -133,6 +159,8 @@ def law(
         K per round, the number of rounds, τ ≥ 0 and ρ ∈ [0, 1].
     participation, noise
         Who takes part; ``"realised"`` (v_c = 1/w_c) or ``"paper"`` (v_c = 1/p_c).
+    momentum
+        As in ``fald.sample``. The law of preconditioned steps is that of ``preconditioned`` energies.
     initial_position, initial_covariance
         Mean (d,) and covariance (d, d) of the start; zero unless given.
 
@@ -158,7 +186,7 @@ def law(
     >>> path.mean[-1].round(4), path.covariance[-1].round(4)
     (array([0.7286]), array([[0.5714]]))
     """
-    run = Setting(local_steps, 1.0, correlation, participation, noise, temperature)
+    run = Setting(local_steps, 1.0, correlation, participation, noise, temperature, momentum=momentum)
     federation = _prepare((hessians, centers, weights), run)
     num_rounds = check_count("num-rounds", num_rounds, 0)
     steps = _step_sizes(step_size, run.local_steps, num_rounds)
@@ -206,6 +234,7 @@ def stationary(
     correlation: float = 0.0,
     participation: Participation = _FULL,
     noise: NoiseScale = "realised",
+    momentum: float = 0.0,
 ) -> Law:
     r"""Mean and covariance that a round of ``law`` leaves unchanged, for a constant step size.
 
@@ -218,7 +247,8 @@ def stationary(
 
     Notes
     -----
-    Nothing is said of how many rounds it takes to come near the fixed point.
+    Nothing is said of how many rounds it takes to come near the fixed point. With equal curvatures momentum
+    does not change the covariance: of curvature λ it is τ/(λ(1 − ηλ/2)) as without.
 
     Examples
     --------
@@ -226,7 +256,7 @@ def stationary(
     >>> fixed.mean.round(4), fixed.covariance.round(4)
     (array([0.7286]), array([[0.5714]]))
     """
-    run = Setting(local_steps, 1.0, correlation, participation, noise, temperature)
+    run = Setting(local_steps, 1.0, correlation, participation, noise, temperature, momentum=momentum)
     federation = _prepare((hessians, centers, weights), run)
     if np.ndim(step_size) != 0 or callable(step_size):
         raise ConfigError(f"step-size must be one number here; got {step_size!r}", hint="use law instead")
@@ -310,6 +340,26 @@ def target(hessians: ArrayLike, centers: ArrayLike, weights: ArrayLike, temperat
     return Law(mean, (basis * (Setting(1, 1.0, temperature=temperature).temperature / rates)) @ basis.T)
 
 
+def preconditioned(
+    hessians: ArrayLike, centers: ArrayLike, weights: ArrayLike, preconditioner: ArrayLike
+) -> tuple[Array, Array, Array]:
+    """Energies in the coordinates M^−½θ, in which steps preconditioned by the diagonal M (d,) > 0 are plain.
+
+    Means and standard deviations of the laws there, times M^½, are those of θ.
+
+    Examples
+    --------
+    >>> energies = preconditioned([[[4.0]]], [[1.0]], [1.0], [0.25])
+    >>> float(0.25 * stationary(*energies, step_size=1e-3, local_steps=1).covariance[0, 0])
+    0.2501...
+    """
+    H, x, p = _checked_energies(hessians, centers, weights)
+    root = np.sqrt(
+        checked("preconditioner", _finite("preconditioner", preconditioner, x.shape[1:]), above=True)
+    )
+    return H * np.outer(root, root), x / root, p
+
+
 def wasserstein2(mean_a: ArrayLike, cov_a: ArrayLike, mean_b: ArrayLike, cov_b: ArrayLike) -> Array:
     r"""2-Wasserstein distance between Gaussians N(a, A) and N(b, B).
 
@@ -360,7 +410,7 @@ def _deviations(chance: Array, moved: Array) -> Array:
 
 def _prepare(energies: tuple[ArrayLike, ArrayLike, ArrayLike], run: Setting) -> _Federation:
     H, x, p = _checked_energies(*energies)
-    return _Federation(*np.linalg.eigh(H), x, *drawn(p, run), run.temperature, run.correlation)
+    return _Federation(*np.linalg.eigh(H), x, *drawn(p, run), run.temperature, run.correlation, run.momentum)
 
 
 def drawn(p: Array, run: Setting) -> tuple[Array, float, Array]:
