@@ -88,8 +88,10 @@ class RemoteExchange:
         if not f.secure:
             sums = {name: sum(a[name] for a in answers[1:]) + answers[0][name] for name in answers[0]}
             f.pass_on(self._round, sums)
+            f.keep_passed()
             return sums
         f.pass_on(self._round, masked_uploads(found))
+        f.keep_passed()
         sums = split(masked_sum(found), wanted)
         check_likelihoods(
             sums, f"a secure sum cannot say at which site, but the sums of round {self._round} have"
@@ -200,6 +202,7 @@ class RemoteEngine:
             state, record, energy = self._round(problem, state)
             if problem.num_kept(state.round) > problem.num_kept(state.round - 1):
                 kept.append(record)
+        self._federation.keep_passed()
         columns = [np.stack(c) for c in zip(*kept)] if kept else self._nothing(problem)
         return state, Records(*columns), energy
 

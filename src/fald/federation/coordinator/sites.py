@@ -206,12 +206,17 @@ class Federation:
         self.link.send(dict.fromkeys(self.names, wire.pack("end", self._ids())), timeout=10.0)
 
     def pass_on(self, number: int, arrays: Mapping[str, Array]) -> None:
-        """Keep what a round gave, as sites that audit will see it with the next request."""
-        if not self.audited:
-            return
-        self._passed = (number, {PASSED + name: a for name, a in arrays.items()})
-        if self._kept is not None:
-            write_atomically(self._kept, wire.pack("passed", {"round": number}, self._passed[1]))
+        """Remember what a round gave, as sites that audit will see it with the next request."""
+        if self.audited:
+            self._passed = (number, {PASSED + name: a for name, a in arrays.items()})
+
+    def keep_passed(self) -> None:
+        """Write down what the latest round gave, before the run is saved: a resumed one shows it again.
+
+        Rounds since the last saved one are asked again then, and give again what is to be shown.
+        """
+        if self._kept is not None and self._passed[0]:
+            write_atomically(self._kept, wire.pack("passed", {"round": self._passed[0]}, self._passed[1]))
 
     def replies(self) -> dict[str, dict[str, Any]]:
         """How the sites answered in the latest round."""

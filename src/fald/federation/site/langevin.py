@@ -105,6 +105,8 @@ class LangevinSite:
         self._reveals = method.about.reveals
         self.kinds = self._reveals.uploads
         self._memory: tuple[int, PyTree] | None = None
+        # compiled once: tracing it anew would cost more than a round of a small network
+        self._next = jax.jit(functools.partial(next_broadcast, method))
 
     def answer(self, task: Task) -> Upload:
         """Work of one round: the upload, chains in front.
@@ -137,14 +139,14 @@ class LangevinSite:
             share = float(self._rows.size) / float(self._rows.total)
             check_noise(method, share, entering, largest, step=(number - 1) * method.local_steps)
 
-    @property
+    @functools.cached_property
     def start(self) -> list[Array]:
         """The broadcast of the first round."""
         return [np.asarray(leaf) for leaf in jax.tree.leaves(self._message)]
 
-    def after(self, root: Array, number: int, total: Array) -> list[Array]:
+    def after(self, number: int, total: Array) -> list[Array]:
         """The broadcast of a round, given the sum of all uploads of the round before."""
-        made = next_broadcast(self._method, root, number, before=self.start[0], total=total)
+        made = self._next(self._root, number, before=self.start[0], total=total)
         return [np.asarray(leaf) for leaf in jax.tree.leaves(made)]
 
     def read(self, message: wire.Message) -> list[Array]:

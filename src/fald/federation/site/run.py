@@ -373,13 +373,12 @@ class SiteRun:
     def _audited(self, message: wire.Message, number: int, leaves: list[Array]) -> list[Array]:
         """The broadcast that the sum of the round before gives, after what came was compared with it."""
         assert self._langevin is not None
-        sampler = self.study.require_any_sampler()
         if number == 1:
             own = self._langevin.start
         else:
             passed = {n.removeprefix(PASSED): a for n, a in message.arrays.items() if n.startswith(PASSED)}
             total = self._summed(passed, number - 1)
-            own = self._langevin.after(public_root(sampler), number, total)
+            own = self._langevin.after(number, total)
         mine, theirs = ({f"leaf_{i}": a for i, a in enumerate(each)} for each in (own, leaves))
         if not same(mine, theirs):
             raise FederationError(
@@ -397,7 +396,7 @@ class SiteRun:
         """
         privacy = self.study.privacy
         if privacy is None or privacy.client_noise != "entropy":
-            return public_root(self.study.require_any_sampler())
+            return self._root
         mixed = hmac.digest(bytes.fromhex(self.frozen.secret), task, "sha256")
         return np.frombuffer(mixed[:8], np.uint32)
 
@@ -414,6 +413,10 @@ class SiteRun:
             digest=wire.digest(digest + self._agreed),
             saturate=True,
         )
+
+    @functools.cached_property
+    def _root(self) -> Array:
+        return public_root(self.study.require_any_sampler())
 
     @functools.cached_property
     def _agreed(self) -> bytes:
@@ -434,7 +437,7 @@ class SiteRun:
             self.data,
             self._place,
             self.frozen.sizes,
-            public_root(sampler),
+            self._root,
             start_of(sampler, self.model),
             self.folder,
         )

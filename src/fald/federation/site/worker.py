@@ -7,6 +7,7 @@ value from the rows. The details are in the site's own log.
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import time
@@ -96,17 +97,19 @@ class SiteWorker:
     def handle(self, content: bytes) -> bytes:
         """Answer a message; whatever goes wrong becomes a refusal that names no value."""
         about: dict[str, Any] = {}
-        self._told = {"asked": "", "digest": wire.digest(content).hex(), "by": self.settings.coordinator}
+        self._told = {"asked": "", "by": self.settings.coordinator}
+        digest = functools.cache(lambda: wire.digest(content))  # of megabytes: at most once, where needed
         try:
-            reply = self._handled(content, about)
+            reply = self._handled(content, about, digest)
             # of a hello nothing but names and versions leave; another process writes its own lines
             if self._told.get("asked", "hello") != "hello":
-                self._record.add(self._told)
+                self._record.add({**self._told, "digest": digest().hex()})
             return reply
         except Exception as error:  # nothing may leave but a refusal
+            self._told["digest"] = digest().hex()
             return self._refuse(about, error)
 
-    def _handled(self, content: bytes, about: dict[str, Any]) -> bytes:
+    def _handled(self, content: bytes, about: dict[str, Any], digest: Callable[[], bytes]) -> bytes:
         message = wire.unpack(content)
         self._told["asked"] = message.kind[:40]
         check_message(message)
@@ -129,7 +132,7 @@ class SiteWorker:
             if message.kind in work:
                 return self._reply(about, *work[message.kind](message))
             run = self._current(message)
-            reply = run.answer(message, wire.digest(content), lambda arrays: self._reply(about, {}, arrays))
+            reply = run.answer(message, digest(), lambda arrays: self._reply(about, {}, arrays))
             self._told |= {"left": dict(run.left), "epsilon": run.epsilon}
             self._note(run=about["run"], round=about["round"])
             return reply
