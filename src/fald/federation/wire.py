@@ -64,7 +64,7 @@ def pack(
             raise FederationError(f"array {name!r} of type {a.dtype} cannot be sent")
     shapes = [[name, a.dtype.name, list(a.shape)] for name, a in named.items()]
     header = json.dumps({"kind": kind, "values": dict(values or {}), "arrays": shapes}).encode()
-    return b"".join([_MARK, struct.pack("<I", len(header)), header, *plain.values()])
+    return b"".join([_MARK, struct.pack("<I", len(header)), header, *(a.data for a in plain.values())])
 
 
 def unpack(content: bytes, most: int = MOST_BYTES) -> Message:
