@@ -11,6 +11,7 @@ import pytest
 import fald
 from fald.core.errors import FederationError
 from fald.federation.site import langevin
+from fald.federation.site.audit import next_broadcast
 from fald.federation.site.langevin import LangevinSite, Task
 from fald.federation.wire import Message
 from fald.lab.methods.scaffold import scaffold
@@ -66,20 +67,16 @@ def test_noise_is_checked_with_what_the_round_is(tmp_path, monkeypatch):
     assert seen == [(pytest.approx(0.3), 0.3, 7.0, 20)]
 
 
-def test_the_broadcast_after_a_round_is_made_of_the_sum(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        langevin,
-        "next_broadcast",
-        lambda method, root, number, **given: seen.append((number, given)) or START,
+def test_the_broadcast_after_a_round_is_made_of_the_sum(tmp_path):
+    site, method = site_of(tmp_path, START)
+    total = np.arange(6.0, dtype=np.float32)
+    (expected,) = jax.tree.leaves(
+        next_broadcast(method, np.zeros(2, np.uint32), 3, before=START, total=total)
     )
-    site, _ = site_of(tmp_path, START)
-    found = site.after(np.zeros(2, np.uint32), 3, np.full(6, 2.0))
-    np.testing.assert_array_equal(found[0], START)
-    ((number, given),) = seen
-    assert number == 3
-    np.testing.assert_array_equal(given["before"], START)
-    np.testing.assert_array_equal(given["total"], np.full(6, 2.0))
+    (found,) = site.after(3, total)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    (other,) = site.after(3, total + 1)
+    assert np.abs(other - expected).min() > 0.1
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fald.results.prior import _log_densities, prior_sensitivity
 ROW = {"parameter": "x", "r_hat": 1.0, "ess_bulk": 1000.0}
 SITE = {"client": "north", "took_part": 5, "seldom": False}
 PREDICTED = {"bias": 0.01, "bias_parameter": "x", "sd_error": 0.01, "sd_parameter": "x"}
-OUTCOME = {"client": "north", "seen": 0.2, "low": 0.1, "high": 0.3, "distance": 0.5}
+OUTCOME = {"client": "north", "seen": 0.2, "expected": 0.18, "low": 0.1, "high": 0.3, "distance": 0.5}
 FITS = {"p_value": 0.5, "distance": 0.1}
 FIT = {
     "site_means": FITS,
