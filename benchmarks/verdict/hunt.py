@@ -129,6 +129,7 @@ def main() -> int:
     parser.add_argument("--large", action="store_true", help="60 to 150 parameters, one seed each")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / "hunt.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     done = {(r["case"], r["seed"]) for r in rows}
