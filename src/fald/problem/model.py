@@ -114,17 +114,19 @@ class Predictor(NamedTuple):
     Attributes
     ----------
     value_fn
-        Log likelihood (rows, positions).
+        Log likelihood summed over rows, by a fourth argument: ``totals(terms)`` adds up terms
+        (rows, positions), ``totals.of_logs(factors, most)`` the logarithms of factors between 1 and ``most``,
+        and ``totals.counts`` are numbers of rows. It may write to η.
     slopes_fn
         Its derivatives by every predictor and every other entry, in this order; a list of (rows, positions).
     bends_fn
         Second derivatives: a list of such lists, of which the part right of the diagonal is used.
     single
-        Whether values may be computed in float32: where a value changes at most as fast as η, the error of a
-        sum over n rows is about 2⁻²⁴ η √n.
+        Whether values and slopes may be computed in float32: where a value changes at most as fast as η, the
+        error of a sum over n rows is about 2⁻²⁴ η √n.
     """
 
-    value_fn: Callable[[Any, Any, Mapping[str, Any]], Any]
+    value_fn: Callable[[Any, Any, Mapping[str, Any], Any], Any]
     slopes_fn: Callable[[Any, Any, Mapping[str, Any]], Sequence[Any]]
     bends_fn: Callable[[Any, Any, Mapping[str, Any]], Sequence[Sequence[Any]]]
     single: bool = False

@@ -85,9 +85,9 @@ def linear_regression(
         s = np.log(known) if known is not None else others["log_noise_scale"]
         return ((y - centre) / unit - eta) * np.exp(-s), s
 
-    def values(eta, y, others):
+    def values(eta, y, others, totals):
         off, s = residual(eta, y, others)
-        return -0.5 * off**2 - (s + constant)
+        return -0.5 * totals(np.square(off, out=off)) - totals.counts * (s + constant)
 
     def slopes(eta, y, others):
         off, s = residual(eta, y, others)
