@@ -47,6 +47,20 @@ def test_the_declared_sums_are_those_of_the_compiled_likelihood(name: str) -> No
     np.testing.assert_allclose(predicted.values(model, [rows], positions)[0], value, rtol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["linear", "linear with a known scale"])
+def test_few_rows_stand_for_many_where_squares_count(name: str) -> None:
+    model, (x, y), positions = case(name, 40_000)
+    rows = x + 50.0, y
+    site = make_site(model, rows)
+    assert len(site.table[0]) == 4 + 1 + 1 + 1  # features, intercept, outcome, and what stands for the rest
+    assert site.table[2].sum() == 40_000
+    for look in (predicted.gradients, predicted.hessians, predicted.mean_derivatives):
+        for short, whole in zip(look(model, [site.table], positions), look(model, [rows], positions)):
+            np.testing.assert_allclose(short, whole, rtol=1e-9, atol=1e-7 * np.abs(whole).max())
+    twin = *site.table[:2], np.ones(7)  # rows that are not counted are missed
+    assert not np.allclose(*(predicted.values(model, [t], positions) for t in (twin, rows)), rtol=1e-9)
+
+
 @pytest.mark.parametrize("features", [4, 40])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_sites_that_share_a_tile_answer_as_they_would_alone(name: str, features: int) -> None:

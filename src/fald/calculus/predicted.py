@@ -35,6 +35,7 @@ _SINGLE = 1024  # rows from which on float32 is faster by enough
 _FOR_MIDDLE = 64  # positions of which the middle is taken
 _AT_ONCE = 8  # terms that are added up in float32
 _FACTORS = 64.0  # binary digits that a product of factors may grow to
+_SHORTENED = 1 << 14  # rows that are shortened at once
 _PAIRS = 32  # predictors' coefficients up to which all products of two are made first
 
 
@@ -66,24 +67,37 @@ def _split(layout: _Layout, positions: Array) -> tuple[Array, dict[str, Array]]:
 class Totals:
     """Sums over the rows of each of the groups that a tile consists of, (groups, positions) in float64.
 
+    Parameters
+    ----------
+    sizes
+        Rows of each group.
+    weights
+        (rows, 1) how many rows each row stands for.
+
     Attributes
     ----------
     counts
-        (groups, 1) rows of each.
+        (groups, 1) rows that each group stands for.
     """
 
-    def __init__(self, sizes: Sequence[int]):
+    def __init__(self, sizes: Sequence[int], weights: Array | None = None):
         ends = np.cumsum(sizes)
-        self._rows, self._starts = int(ends[-1]), ends - sizes
-        self.counts = np.asarray(sizes, np.float64)[:, None]
+        self._rows, self._starts, self._weights = int(ends[-1]), ends - sizes, weights
+        each = np.asarray(sizes, np.float64)[:, None]
+        self.counts = each if weights is None else np.add.reduceat(weights, self._starts, axis=0)
 
     @property
     def slices(self) -> list[slice]:
         """Rows of each group."""
         return [slice(a, b) for a, b in zip(self._starts, [*self._starts[1:], self._rows])]
 
+    def weighed(self, terms: Array) -> Array:
+        """Terms (rows, positions), times how many rows each stands for."""
+        return terms if self._weights is None else self._weights * terms
+
     def __call__(self, terms: Array) -> Array:
         """Sums of terms (rows, positions)."""
+        terms = self.weighed(terms)
         if len(self._starts) > 1:
             return np.add.reduceat(terms, self._starts, axis=0, dtype=np.float64)
         if terms.dtype == np.float32:
@@ -119,14 +133,35 @@ class _Tile(NamedTuple):
     tables: list[int]
 
 
+def shortened(model: Model, rows: PyTree) -> PyTree:
+    """Rows (x, y), or a few (z, y, weights) that stand for them where residuals count by their squares alone.
+
+    With QR = (Z, y − c), Σ(y − c − Zβ)² over all rows is that over the rows of R, for every β. An empty row
+    stands for all others, of which only the number matters.
+    """
+    form = model.predictor
+    if form is None or form.squares is None:
+        return rows
+    (x, y), centre = rows, form.squares
+    short = np.zeros((0, x.shape[1] + 2))
+    for first in range(0, len(x), _SHORTENED):
+        part = x[first : first + _SHORTENED], y[first : first + _SHORTENED] - centre
+        joined = np.column_stack([part[0], np.ones(len(part[0])), part[1]])
+        short = np.asarray(np.linalg.qr(np.concatenate([short, joined]), mode="r"))
+    if len(x) <= len(short):
+        return rows
+    short = np.concatenate([short, np.zeros((1, short.shape[1]))])
+    return short[:, :-1], short[:, -1] + centre, np.append(np.ones(len(short) - 1), len(x) - len(short) + 1.0)
+
+
 def _tiles(tables: Sequence[PyTree], size: int) -> Iterator[_Tile]:
-    """All rows of some tables (x, y), at most ``size`` at a time."""
+    """All rows of some tables (x, y) or (z, y, weights), at most ``size`` at a time."""
     parts: list[tuple[int, int, int]] = []  # of the next tile: table, first row, last row
     room = size
-    for i, (x, _) in enumerate(tables):
-        first = 0
-        while first < len(x):
-            last = min(first + room, len(x))
+    for i, table in enumerate(tables):
+        first, count = 0, len(table[0])
+        while first < count:
+            last = min(first + room, count)
             parts.append((i, first, last))
             room -= last - first
             first = last
@@ -139,14 +174,18 @@ def _tiles(tables: Sequence[PyTree], size: int) -> Iterator[_Tile]:
 
 def _tile(tables: Sequence[PyTree], parts: list[tuple[int, int, int]]) -> _Tile:
     sizes = [last - first for _, first, last in parts]
-    z = np.ones((sum(sizes), tables[0][0].shape[1] + 1))
-    y = np.empty((len(z), 1))
+    short = any(len(tables[i]) == 3 for i, _, _ in parts)
+    width = tables[0][0].shape[1] + (0 if len(tables[0]) == 3 else 1)
+    z, y, weights = np.ones((sum(sizes), width)), np.empty((sum(sizes), 1)), np.ones((sum(sizes), 1))
     start = 0
     for (i, first, last), size in zip(parts, sizes):
-        z[start : start + size, :-1] = tables[i][0][first:last]
-        y[start : start + size, 0] = tables[i][1][first:last]
+        x, outcome, *given = tables[i]
+        z[start : start + size, : x.shape[1]] = x[first:last]
+        y[start : start + size, 0] = outcome[first:last]
+        if given:
+            weights[start : start + size, 0] = given[0][first:last]
         start += size
-    return _Tile(z, y, Totals(sizes), [i for i, _, _ in parts])
+    return _Tile(z, y, Totals(sizes, weights if short else None), [i for i, _, _ in parts])
 
 
 def _tile_rows(count: int, predictors: int, itemsize: int = 8) -> int:
@@ -184,7 +223,7 @@ def _quiet(function: Callable) -> Callable:
 def _looks(model: Model, tables: Sequence[PyTree], coefficients: Array) -> list[tuple[list[int], _Look]]:
     """How to look at which tables: those with few rows together, and as precisely as can be."""
     form = _form(model)
-    many = [i for i, (x, _) in enumerate(tables) if form.single and len(x) >= _SINGLE]
+    many = [i for i, table in enumerate(tables) if form.single and len(table[0]) >= _SINGLE]
     few = sorted(set(range(len(tables))) - set(many))
     looks: list[tuple[list[int], _Look]] = [([i], _Single(coefficients, tables[i])) for i in many]
     return [*looks, *([(few, _Look(coefficients))] if few else [])]
@@ -297,7 +336,7 @@ def _first_order(
                         _add_slopes(layout, look, (bent, design, tile.totals), (grads, groups, part))
                     out[groups, part] += form.value_fn(eta, y, entries, tile.totals)
 
-    _spread(work, len(positions), sum(len(x) for x, _ in tables))
+    _spread(work, len(positions), sum(len(table[0]) for table in tables))
     return out, grads
 
 
@@ -308,7 +347,7 @@ def _add_slopes(
     (slopes, design, totals), (grads, groups, part) = seen, to
     for i, rows in zip(groups, totals.slices):
         for place, slope in zip(layout.predictors, slopes):
-            grads[i, part][:, place] += look.product(slope[rows], design[..., rows, :])
+            grads[i, part][:, place] += look.product(totals.weighed(slope)[rows], design[..., rows, :])
     for place, slope in zip(layout.others.values(), slopes[len(layout.predictors) :]):
         grads[groups, part, place] += totals(slope)
 
@@ -362,7 +401,8 @@ def _add_bends(layout: _Layout, bends: Any, tile: _Tile, second: Array) -> None:
         z = tile.z[rows]
         for i, place in enumerate(places):
             for j, other in enumerate(places[i:], i):
-                bend = np.broadcast_to(bends[i][j], (len(tile.z), second.shape[1]))[rows]
+                bend = np.broadcast_to(bends[i][j], (len(tile.z), second.shape[1]))
+                bend = tile.totals.weighed(bend)[rows]
                 if i >= count:
                     block = np.sum(bend, axis=0)[:, None, None]
                 elif j >= count:

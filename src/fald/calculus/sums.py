@@ -46,12 +46,16 @@ class Report(NamedTuple):
 
 
 class Site(NamedTuple):
-    """A model and the rows of one site, which are looked at ``size`` at a time."""
+    """A model and the rows of one site, which are looked at ``size`` at a time.
+
+    ``table`` is what stands for them where a family knows rows through linear predictors.
+    """
 
     model: Model
     rows: PyTree
     size: int
     name: str = ""
+    table: PyTree = None
 
     @property
     def num_rows(self) -> int:
@@ -75,7 +79,8 @@ def make_site(model: Model, rows: PyTree, name: str = "") -> Site:
     """
     rows = jax.tree.map(np.asarray, rows)
     count, most = len(jax.tree.leaves(rows)[0]), _MATRICES // model.dim**2
-    return Site(model, rows, next((s for s in (8, 64) if count <= s or most < 8 * s), 512), name)
+    size = next((s for s in (8, 64) if count <= s or most < 8 * s), 512)
+    return Site(model, rows, size, name, predicted.shortened(model, rows))
 
 
 def loglikelihood(model: Model, theta: jax.Array, part: Part) -> jax.Array:
@@ -179,7 +184,7 @@ def many_hessians(sites: Sequence[Site], positions: Array) -> tuple[Array, Array
 def many_mean_derivatives(sites: Sequence[Site], positions: Array) -> tuple[Array, Array]:
     """Gradients (S, d) and Hessians (S, d, d) of each site's log likelihood, averaged over positions (M, d)."""
     if sites[0].model.predictor is not None:
-        return predicted.mean_derivatives(sites[0].model, [site.rows for site in sites], positions)
+        return predicted.mean_derivatives(sites[0].model, [site.table for site in sites], positions)
     # one site at a time, because the Hessians at all positions take memory
     means = [[part.mean(axis=0) for part in _over_parts(site, positions, 2)[1:]] for site in sites]
     return np.array([grad for grad, _ in means]), np.array([second for _, second in means])
@@ -189,7 +194,7 @@ def _many(sites: Sequence[Site], positions: Array, order: int, declared: Callabl
     """Sums of each site, by what its family declares or compiled."""
     model = sites[0].model
     if model.predictor is not None:
-        return declared(model, [site.rows for site in sites], positions)
+        return declared(model, [site.table for site in sites], positions)
     found = [np.array(part) for part in zip(*[_over_parts(site, positions, order) for site in sites])]
     return found if order else found[0]
 

@@ -99,7 +99,7 @@ def linear_regression(
         own = np.broadcast_to(-np.exp(-2 * s), off.shape)
         return [[own, cross], [cross, -2 * off**2]][: 1 + len(others)]
 
-    @predicted(values, slopes, bends)
+    @predicted(values, slopes, bends, squares=centre)
     def loglikelihood_fn(p, example):
         x, y = example
         s = log_scale(p)
