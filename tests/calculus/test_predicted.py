@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -66,7 +68,7 @@ def test_few_rows_stand_for_many_where_squares_count(name: str) -> None:
 def test_sites_that_share_a_tile_answer_as_they_would_alone(name: str, features: int) -> None:
     model, (x, y), positions = case(name, features=features)
     edges = [0, 1, 3, 90, 91, 299, 300]
-    tables = [(x[a:b], y[a:b]) for a, b in zip(edges, edges[1:])]
+    tables = [(x[a:b], y[a:b]) for a, b in itertools.pairwise(edges)]
     for look in (predicted.values, predicted.gradients, predicted.hessians, predicted.mean_derivatives):
         together, alone = look(model, tables, positions), [look(model, [one], positions) for one in tables]
         if look is predicted.values:

@@ -182,7 +182,7 @@ def many_hessians(sites: Sequence[Site], positions: Array) -> tuple[Array, Array
 
 
 def many_mean_derivatives(sites: Sequence[Site], positions: Array) -> tuple[Array, Array]:
-    """Gradients (S, d) and Hessians (S, d, d) of each site's log likelihood, averaged over positions (M, d)."""
+    """Gradients (S, d) and Hessians (S, d, d) of each site's log likelihood, averaged over positions."""
     if sites[0].model.predictor is not None:
         return predicted.mean_derivatives(sites[0].model, [site.table for site in sites], positions)
     # one site at a time, because the Hessians at all positions take memory

@@ -125,8 +125,8 @@ class Predictor(NamedTuple):
         Whether values and slopes may be computed in float32: where a value changes at most as fast as η, the
         error of a sum over n rows is about 2⁻²⁴ η √n.
     squares
-        c where a row is known through the square of a residual alone, which is linear in η and y − c: few rows
-        then stand for many. None otherwise.
+        c where a row is known through the square of a residual alone, which is linear in η and y − c, so that
+        few rows stand for many; None otherwise.
     """
 
     value_fn: Callable[[Any, Any, Mapping[str, Any], Any], Any]
@@ -142,8 +142,8 @@ def predicted(
     """Mark a log likelihood of examples (x, y) that knows x through the linear predictor η = a + bx alone.
 
     Its positions are mappings with ``intercept``, () or (predictors,), and ``coefficient``, (features,) or
-    (predictors, features); ``Predictor`` says what the functions and ``others`` are. The mark is the function's, not the
-    model's, so that a function put in its place has none.
+    (predictors, features); ``Predictor`` says what the functions and ``others`` are. The mark is the
+    function's, not the model's, so that a function put in its place has none.
     """
 
     def mark(loglikelihood_fn: Callable) -> Callable:
