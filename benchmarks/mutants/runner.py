@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import importlib
 import importlib.abc
@@ -171,12 +172,34 @@ def _paired(old: types.CodeType, new: types.CodeType, found: dict[tuple[str, int
     inside = [[c for c in code.co_consts if isinstance(c, types.CodeType)] for code in (old, new)]
     if [c.co_name for c in inside[0]] != [c.co_name for c in inside[1]]:
         return False
-    body = old.co_flags & 0x2  # of a function; those of modules and classes have run already
-    if not body and _words(old) != _words(new):
-        return False
-    if body:
-        found[old.co_qualname, old.co_firstlineno] = new
+    if _ran(old):  # with the import: modules, classes, and their comprehensions
+        if _words(old) != _words(new):
+            return False
+        called = _reached(old)
+        if any(a.co_name in called and _words(a) != _words(b) for a, b in zip(*inside)):
+            return False
+    else:
+        key = (old.co_qualname, old.co_firstlineno)
+        if key in found:  # two of one name in one line
+            return False
+        found[key] = new
     return all(_paired(a, b, found) for a, b in zip(*inside))
+
+
+def _ran(code: types.CodeType) -> bool:
+    """Whether code runs when its module is imported."""
+    comprehension = code.co_name.startswith("<") and code.co_name != "<lambda>"
+    return "<locals>" not in code.co_qualname and (comprehension or not code.co_flags & 0x2)
+
+
+def _reached(code: types.CodeType) -> set[str]:
+    """Names that a module uses when it is imported, also by way of functions of its own."""
+    inside = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_NAME", "LOAD_GLOBAL")}
+    names |= {name for c in inside if _ran(c) for name in _reached(c)}
+    while more := {n for c in inside if c.co_name in names for n in c.co_names} - names:
+        names |= more
+    return names
 
 
 def _words(code: types.CodeType) -> tuple:
