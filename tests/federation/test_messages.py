@@ -1,4 +1,4 @@
-"""What a message to a site may hold, written down again: every kind, every name, and each rule at its border."""
+"""What a message to a site may hold, written down again: every kind and name, each rule at its border."""
 
 import re
 
@@ -12,13 +12,18 @@ from fald.federation.wire import Message
 ID, OTHER = "0123456789abcdef", "f" * 16
 # by name: values that will do, and values that must be refused
 VALUES = {
-    "run": ([ID, OTHER], ["", ID[:-1], ID + "0", ID.upper(), ID + "\n", "../" + ID[3:], 10**15, None, [ID], b""]),
+    "run": (
+        [ID, OTHER],
+        ["", ID[:-1], ID + "0", ID.upper(), ID + "\n", "../" + ID[3:], 10**15, None, [ID], b""],
+    ),
     "round": ([1, 2, 2**31 - 1], [0, -1, 2**31, 1.0, True, "1", None, [1]]),
     "saved": ([0, 1, 2**31 - 1], [-1, 2**31, 0.5, 0.0, False, True, "0", None, []]),
     "names": (
         [["a"], ["a", "b"], ["B", "a"], ["n" * 200], [f"{i:03}" for i in range(512)]],
-        [[], ["b", "a"], ["a", "a"], ["", "a"], ["n" * 201], [f"{i:03}" for i in range(513)], [1], ["a", None],
-         "ab", {"a": 1}, None],
+        [
+            [], ["b", "a"], ["a", "a"], ["", "a"], ["n" * 201], [f"{i:03}" for i in range(513)], [1],
+            ["a", None], "ab", {"a": 1}, None,
+        ],
     ),
     "sizes": (
         [[1], [2**31 - 1, 1], [1] * 512],

@@ -158,21 +158,21 @@ def test_a_few_round_method_may_be_called_like_one_that_sends_curvature():
     make_policy({"curvature": False}).check(replace(asked, method="package:method", few_round=False))
 
 
-def test_models_of_packages_must_be_named():
-    for family, named, allowed in (
+@pytest.mark.parametrize(
+    ("family", "named", "allowed"),
+    [
         ("logistic", None, True), ("package:model", None, False), ("package:model", ["package:model"], True),
         ("package:other", ["package:model"], False), ("logistic", ["package:model"], False),
-    ):  # fmt: skip
-        policy = make_policy({} if named is None else {"allowed-models": named})
-        for check in (
-            lambda: policy.check_model(family),
-            lambda: policy.check(replace(ASKED, family=family)),
-        ):
-            if allowed:
-                check()
-            else:
-                with pytest.raises(PolicyError, match=rf"the model '{family}' \(allowed-models\)"):
-                    check()
+    ],
+)  # fmt: skip
+def test_models_of_packages_must_be_named(family, named, allowed):
+    policy = make_policy({} if named is None else {"allowed-models": named})
+    for check, asked in ((policy.check_model, family), (policy.check, replace(ASKED, family=family))):
+        if allowed:
+            check(asked)
+        else:
+            with pytest.raises(PolicyError, match=rf"the model '{family}' \(allowed-models\)"):
+                check(asked)
 
 
 def test_a_method_chosen_later_needs_all_that_may_be_chosen():
@@ -209,7 +209,7 @@ def test_limits_of_privacy_hold_where_it_is_not_required():
     assert not policy.privacy.required
     policy.check(ASKED)
     policy.check(replace(PRIVATE, epsilon=1e3))
-    with pytest.raises(PolicyError, match="privacy.delta"):
+    with pytest.raises(PolicyError, match=r"\(privacy\.delta\)"):
         policy.check(replace(PRIVATE, delta=1.1e-5))
     make_policy({}).check(replace(PRIVATE, delta=0.5))
 
