@@ -76,7 +76,7 @@ def test_a_declaration_says_what_it_holds():
     assert quiet.sentences() == ["where its own steps ended", "second derivatives over its rows"]
     assert UNDECLARED.curvature  # as far as anybody knows
     assert not UNDECLARED.declared
-    assert hash(quiet) == hash(Reveals(("position", "nothing"), preparation={"y": "mode"}))  # what compiles once
+    assert hash(quiet) == hash(Reveals(("position", "nothing"), preparation={"y": "mode"}))  # for caches
 
 
 @pytest.mark.parametrize("place", range(3))
