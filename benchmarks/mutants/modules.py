@@ -53,6 +53,7 @@ TESTS: dict[str, list[str]] = {
     "fald/federation/secure/identity.py": ["federation/test_budget_borders.py", "federation/test_secure.py"],
     "fald/fewround/certify.py": ["fewround/test_certify_borders.py", "fewround/test_certify.py"],
     "fald/fewround/chains.py": ["fewround/test_chain_checks.py"],
+    "fald/fewround/rays.py": ["fewround/test_rays.py"],
     "fald/fewround/weights.py": ["fewround/test_weights.py"],
     "fald/results/checks_of_draws.py": ["results/test_check_borders.py", *_CHECKS],
     "fald/results/checks_of_model.py": ["results/test_check_borders.py", *_CHECKS],
