@@ -48,10 +48,11 @@ def test_rays_go_along_coordinates_axes_and_suspicions_and_at_random_both_ways()
         assert has(special, -way)
     half = found.special // 2
     np.testing.assert_array_equal(special[:half], -special[half:])
-    assert len(others) == 48
-    np.testing.assert_array_equal(others[:24], -others[24:])
     drawn = np.random.default_rng(0).standard_normal((24, 3))
-    np.testing.assert_allclose(others[:24], drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+    assert 40 <= len(others) <= 48  # but for those that are near to another
+    np.testing.assert_array_equal(others[: len(others) // 2], -others[len(others) // 2 :])
+    for way in drawn:
+        assert has(found.directions, way)
 
 
 def test_equal_directions_are_taken_once():
