@@ -57,6 +57,7 @@ TESTS: dict[str, list[str]] = {
     "fald/fewround/weights.py": ["fewround/test_weights.py"],
     "fald/results/checks_of_draws.py": ["results/test_check_borders.py", *_CHECKS],
     "fald/results/checks_of_model.py": ["results/test_check_borders.py", *_CHECKS],
+    "fald/results/examine.py": ["results/test_examined.py"],
     "fald/results/judgement.py": ["results/test_check_borders.py", *_CHECKS],
     "fald/settings/participation.py": ["settings/test_participation.py"],
     "fald/langevin/method.py": ["langevin/test_local_parts.py"],
