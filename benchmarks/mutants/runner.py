@@ -26,6 +26,7 @@ _TESTS = ("tests", "helpers", "conftest", "command", "reports", "images", "hosti
 _WALL = 20.0  # times the limit of CPU seconds: other work may share the machine
 _STUCK = 30.0  # seconds without using the CPU at all: it waits for what will not come
 _MEMORY = 12 * 2**30
+_FUNCTIONS: dict[str, list[types.FunctionType]] = {}  # those that were imported, by their file
 
 
 class Verdict(NamedTuple):
@@ -70,6 +71,10 @@ class Warm:
 
             if xla_bridge._backends:
                 raise RuntimeError("a package starts JAX when it is imported: forks would hang")
+        for thing in gc.get_objects():
+            if isinstance(thing, types.FunctionType) and thing.__code__.co_filename.startswith(str(ROOT)):
+                _FUNCTIONS.setdefault(thing.__code__.co_filename, []).append(thing)
+        gc.freeze()  # no fork looks through all of this again
 
     @staticmethod
     def _used_by(tests: list[str]) -> list[str]:
@@ -158,12 +163,11 @@ def _replaced(path: str, text: str) -> bool:
     new: dict[tuple[str, int], types.CodeType] = {}
     if not _paired(compile(original, where, "exec"), compile(text, where, "exec"), new):
         return False
-    for thing in gc.get_objects():
-        if isinstance(thing, types.FunctionType) and thing.__code__.co_filename == where:
-            code = new[thing.__code__.co_qualname, thing.__code__.co_firstlineno]
-            if code.co_freevars != thing.__code__.co_freevars:
-                return False
-            thing.__code__ = code
+    for thing in _FUNCTIONS.get(where, []):
+        code = new[thing.__code__.co_qualname, thing.__code__.co_firstlineno]
+        if code.co_freevars != thing.__code__.co_freevars:
+            return False
+        thing.__code__ = code
     return True
 
 
@@ -242,7 +246,9 @@ def _tests(tests: list[str], seconds: float, folder: str, pipe: int, path: str, 
             if report.failed:
                 os.write(pipe, b"import of " + report.nodeid.encode()[:300])
 
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-n", "0", "--assert=plain", f"--basetemp={folder}/t"]
+    # which line failed, and what was never closed, is of no interest
+    without = [f"-pno:{name}" for name in ("cacheprovider", "unraisableexception", "threadexception")]
+    options = ["-q", "-x", *without, "-n", "0", "--assert=plain", "--tb=no", f"--basetemp={folder}/t"]
     return int(pytest.main([*options, *tests], plugins=[First()]))
 
 
