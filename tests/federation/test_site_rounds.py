@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 
 from fald.core.errors import FederationError, PolicyError, SecureSumError
+from fald.core.reveals import Reveals
 from fald.federation import wire
 from fald.federation.secure.fixed_point import encode
 from fald.federation.secure.session import Identity, Session
 from fald.federation.site import run as site_run
 from fald.federation.site.answers import Answers, Kept, Last
+from fald.federation.site.audit import public_root
 from fald.federation.site.policy import make_policy
 from fald.federation.site.run import Frozen, Owner, RowsError, SiteRun, about_rows, study_digest
 from fald.langevin.method import Upload
+from fald.langevin.registry import reveals_of
+from fald.study.schema import make_study
 
 NAMES, SIZES = ["a", "b", "c"], [20, 30, 50]
 IDS = {"run": "0" * 16, "session": "1" * 16}
@@ -199,6 +203,85 @@ def test_an_account_is_opened_once_with_what_the_site_knows(tmp_path, monkeypatc
         "sensitivity": (DIM, "rows"),
         "colluders": 1 if secure else None,
     }
+
+
+@pytest.mark.parametrize("chains", [True, False])
+def test_a_run_is_made_of_its_study(tmp_path, chains):
+    drawn = {"sampler": {"num-rounds": 4, "local-steps": 1, "step-size": 1e-3}} if chains else {}
+    tree = {"data": {"target": "y", "features": ["u", "v"]}, "model": {"family": "logistic"}, **drawn}
+    study, data = make_study(tree, "a test"), SimpleNamespace(features=("u", "v"))
+    Frozen("study", NAMES, False, SIZES, "rows", "").save(tmp_path)
+    owner, about = Owner("b", tmp_path, None, make_policy({})), dict(IDS)
+    run = SiteRun(owner, tmp_path, about, study=study, data=data)
+    assert (run.site, run.folder, run.about, run.study, run.data) == (owner, tmp_path, about, study, data)
+    assert (run.frozen.names, run.model.dim, run.hello, run.left, run.epsilon) == (NAMES, DIM, {}, {}, None)
+    assert run._session is run._rows is run._langevin is run._account is None
+    assert run.answers.known == []
+    if chains:  # what leaves is declared by the method, and there is no protocol to follow
+        assert run.reveals == reveals_of("fa-ld")
+        assert run._audit is None
+        np.testing.assert_array_equal(run._root, public_root(study.sampler))
+    else:  # requests are declared one by one
+        assert run.reveals is None
+        assert run._audit.most_rounds > 1
+        assert run._audit._rows() == 100
+        assert run.offer() == {}
+
+
+# -- before the first round ----------------------------------------------------------------------------------
+
+REVEALS = Reveals(("position", "value"), preparation={"mean": "mode", "spread": "hessian"})
+PREPARED = {"mean": np.ones((1, DIM)), "spread": np.ones((1, DIM, DIM))}
+
+
+def offering(folder, found=PREPARED, **how):
+    run = run_of(folder, reveals=REVEALS, data="rows", **how)
+    seen = []
+    method = SimpleNamespace(offer=lambda model, data: seen.append((model, data)) or found)
+    run.study.sampler.build_method = lambda: method
+    return run, seen
+
+
+def test_what_a_method_prepares_leaves_as_it_was_declared(tmp_path):
+    run, seen = offering(tmp_path)
+    found = run.offer()
+    assert {name: a.shape for name, a in found.items()} == {
+        "prepared_mean": (1, DIM), "prepared_spread": (1, DIM, DIM),
+    }  # fmt: skip
+    assert seen == [(run.model, "rows")]
+    assert run.left == {"mode": 3, "hessian": 9}
+    for wrong in (
+        {**PREPARED, "rows": np.ones((1, DIM))},
+        {"mean": np.ones((1, DIM))},
+        {**PREPARED, "mean": 1.0},
+    ):
+        run, _ = offering(tmp_path, wrong)
+        with pytest.raises(PolicyError):
+            run.offer()
+        assert run.left == {}
+    run, seen = offering(tmp_path, secure=True)
+    with pytest.raises(PolicyError, match="nothing leaves beside a secure sum"):
+        run.offer()
+    assert seen == []
+    run.reveals = Reveals()
+    assert run.offer() == {}
+    run.reveals = None
+    assert run.offer() == {}
+
+
+def test_what_all_sites_prepared_is_passed_on_whole(tmp_path):
+    run, _ = offering(tmp_path)
+    right = {f"prepared_{name}": np.repeat(a, 3, axis=0) for name, a in PREPARED.items()}
+    run.begin(SIZES, {}, {}, {**right, "other": np.ones(1)})
+    assert run.about["prepared"] == {name.removeprefix("prepared_"): a.tolist() for name, a in right.items()}
+    assert json.loads((tmp_path / "session.json").read_text())["prepared"] == run.about["prepared"]
+    mean, spread = right.values()
+    for wrong in (
+        {}, {"prepared_mean": mean}, {**right, "prepared_mean": mean[:2]},
+        {**right, "prepared_spread": spread[:2]}, {**right, "prepared_mean": mean[:, :2]}, {**right, "prepared_more": mean},
+    ):  # fmt: skip
+        with pytest.raises(FederationError, match="all sites' preparation does not fit the study"):
+            run.begin(SIZES, {}, {}, wrong)
 
 
 # -- the order of rounds -------------------------------------------------------------------------------------

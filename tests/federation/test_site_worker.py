@@ -474,6 +474,16 @@ def test_missing_columns_are_named(tmp_path):
     assert "no table was given to this site" in without.refused("open", OPEN)
 
 
+def test_the_table_of_the_site_gives_its_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(site_worker, "SiteRun", Run)
+    Run.made.clear()
+    Site(tmp_path, table=True).replied("open", OPEN)
+    (run,) = Run.made
+    assert (run.data.num_rows, run.data.part, list(run.data.names)) == (ROWS, True, ["a"])
+    np.testing.assert_allclose(run.data.rows[0], X)
+    np.testing.assert_allclose(run.data.rows[1], Y)
+
+
 def test_models_that_read_their_own_files_have_no_columns_to_miss(tmp_path, monkeypatch):
     site = Site(tmp_path, table=True)
     study = make_study({**STUDY, "data": {"target": "outcome", "features": ["z"]}}, "a test")
