@@ -50,7 +50,13 @@ _CLASSES = [
     "privacy/test_privacy_composition.py::test_classes_of_draws_keep_the_probability_and_round_up",
 ]
 
-_LOST = "privacy/test_privacy_combinations.py::test_rounds_lost_in_a_crash_are_paid_for_at_the_largest_step"
+_ANCHORS = [
+    f"privacy/test_privacy_steps.py::{name}"
+    for name in (
+        "test_profiles_far_out_are_those_of_logarithms",
+        "test_few_multipliers_are_kept_and_many_are_covered",
+    )
+]
 _SLOWLY = "privacy/test_privacy_combinations.py::test_epsilon_is_that_of_the_slow_sum_and_never_below_it"
 _REFUSED = [
     f"privacy/test_privacy_refusals.py::{name}"
@@ -93,19 +99,23 @@ TESTS: dict[str, list[str]] = {
     "fald/results/checks_of_model.py": ["results/test_check_borders.py", *_CHECKS],
     "fald/results/judgement.py": ["results/test_check_borders.py", *_CHECKS],
     "fald/settings/participation.py": ["settings/test_participation.py"],
+    "fald/settings/schedules.py": ["settings/test_schedules.py"],
     "fald/langevin/method.py": ["langevin/test_local_parts.py"],
     "fald/langevin/fald.py": ["langevin/test_local_parts.py"],
     "fald/langevin/noise.py": ["langevin/test_local_parts.py"],
     "fald/langevin/server.py": ["langevin/test_local_parts.py"],
-    "fald/langevin/guard.py": ["privacy/test_privacy_steps.py", _LOST],
+    "fald/langevin/safety.py": ["langevin/test_safety.py"],
+    "fald/langevin/rounds.py": ["langevin/test_local_parts.py"],
+    "fald/langevin/guard.py": ["langevin/test_guard.py"],
     "fald/privacy/accountant.py": ["privacy/test_privacy_steps.py", *_REFUSED],
     "fald/privacy/events.py": ["privacy/test_privacy_parts.py", *_CLASSES],
     "fald/privacy/rounds.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/compose.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/settings.py": ["privacy/test_privacy_parts.py"],
-    "fald/privacy/pld.py": ["privacy/test_privacy_steps.py", "privacy/test_privacy_profile.py", _SLOWLY],
+    "fald/privacy/pld.py": ["privacy/test_pld_parts.py", "privacy/test_privacy_profile.py", *_ANCHORS],
     "fald/privacy/rdp.py": ["privacy/test_privacy_steps.py", _SLOWLY],
     "fald/privacy/calibration.py": ["privacy/test_privacy_steps.py"],
+    "fald/privacy/paper.py": ["privacy/test_privacy_paper.py"],
     "fald/runtime/checkpoint.py": ["runtime/test_store.py"],
     "fald/theory/bounds.py": ["theory/test_bounds_by_hand.py"],
     "fald/theory/gaussian.py": [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -378,45 +377,3 @@ def test_searches_refuse_what_they_cannot_do():
         calibrate(good, run(), vary="temperature")
     with pytest.raises(ConfigError, match="no realised participation"):
         calibrate(good, run(), vary="num_rounds", participation="realised")
-
-
-# -- while it runs --------------------------------------------------------------------------------------
-
-
-def guarded(protection_changes=None, rounds=10, lost=0, kept=None):
-    from fald.langevin.fald import fald
-    from fald.langevin.guard import Guard
-    from fald.privacy.protection import Protection
-    from fald.settings.participation import full
-
-    problem = SimpleNamespace(
-        method=fald(local_steps=2, step_size=1e-3, clip_norm=0.2), participation=full(),
-        data=SimpleNamespace(sizes=np.array([100, 300]), names=("a", "b")), num_chains=1, num_warmup=3,
-        num_kept=kept or (lambda rounds: rounds), model=SimpleNamespace(sensitivity_fn=None, origin=""),
-    )  # fmt: skip
-    return Guard(Protection(DELTA, method="rdp", **(protection_changes or {})), problem, rounds, lost)
-
-
-def test_a_guard_reads_from_above_and_ends_a_run_in_time():
-    free = guarded(rounds=100)
-    exact = [free.ledger.worst(r) for r in range(101)]
-    for r in (0, 1, 2, 7, 50, 99, 100, 101):
-        shown = free.epsilon(r)
-        assert shown >= exact[min(r, 100)]
-        assert shown <= exact[min(100, max(1, r) + 3)]
-    assert free.epsilon(100) == exact[100]
-    stopped = guarded({"max_epsilon": exact[5]}, rounds=10)
-    assert stopped.num_rounds == 5
-    assert "after round 5 of 10" in str(stopped.exceeded(10))
-    stopped.rounds_begun = 2
-    told = stopped.statement().data
-    assert told["epsilon"] == pytest.approx(exact[2], rel=1e-6)
-    for kept, refused in ((lambda r: r - 5, True), (lambda r: r - 4, False)):
-        if refused:
-            with pytest.raises(PrivacyError, match="before its first draw is kept"):
-                guarded({"max_epsilon": exact[5]}, kept=kept)
-        else:
-            assert guarded({"max_epsilon": exact[5]}, kept=kept).num_rounds == 5
-    with pytest.raises(PrivacyError, match="does not allow one more round"):
-        guarded({"max_epsilon": 0.999 * exact[1]})
-    assert guarded({"max_epsilon": exact[1]}).num_rounds == 1
