@@ -179,7 +179,8 @@ def test_what_is_read_off_a_loss_is_a_plain_sum(infinity):
         exact = brentq(lambda e, w=wanted: delta(e) - w, 0, 5, xtol=1e-13)
         assert steps.epsilon(loss, wanted) == pytest.approx(exact, rel=1e-7)
     assert steps.epsilon(loss, 0.999) == 0.0
-    assert steps.delta(loss, 1e6) == pytest.approx(infinity, abs=1e-9)
+    for beyond in (50.0, 1e6, math.inf):
+        assert steps.delta(loss, beyond) == pytest.approx(infinity, abs=1e-9)
     if infinity:  # no ε has a δ below the probability of an infinite loss
         assert steps.epsilon(loss, 0.99 * infinity) == math.inf
     grid, upper, lower = steps._excess(loss)
