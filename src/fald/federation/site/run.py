@@ -231,6 +231,7 @@ class SiteRun:
         number, attempt = message.values["round"], message.values["attempt"]
         task, last = self._task(message), self.answers.last()
         if last is not None and digest == last.digest:
+            self.left = last.left  # once more
             return last.reply
         again = self._check_order(number, attempt, task, last)
         arrays = (self._ask if message.kind == "ask" else self._round)(message, digest, task, again)
@@ -241,7 +242,7 @@ class SiteRun:
         upload = "" if masked is None else _words_digest(masked)
         shapes = {n.removeprefix("shape_"): a.tolist() for n, a in arrays.items() if n.startswith("shape_")}
         kept = Kept(number, attempt, task.hex(), upload, shapes)
-        self.answers.add(kept, Last(number, attempt, digest, task, content))
+        self.answers.add(kept, Last(number, attempt, self.left, digest, content))
         return content
 
     def _task(self, message: wire.Message) -> bytes:
@@ -352,7 +353,7 @@ class SiteRun:
             check_shares(weights, self.frozen.sizes)
         weight = weights[:, self._place]
         leaves = self._langevin.read(message)
-        if self._session is not None and self.site.policy.audit and not again:
+        if self._session is not None and self.site.policy.audit:
             leaves = self._audited(message, number, leaves)
         if self.study.privacy is not None:
             releases = check_weights(self.study, self.frozen.sizes, self._place, weight)
