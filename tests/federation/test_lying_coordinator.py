@@ -429,8 +429,24 @@ def test_a_broadcast_asked_again_is_answered_at_the_site_s_own(tmp_path):
     coordinator = begun(Coordinator(tmp_path))
     first = coordinator.round()
     average, shown = summed(first)[:6].reshape(2, 3), uploads(first)
-    lie = {"position": average + 0.9e-8 * np.abs(average).max(), "number": 2, "passed": shown}
-    assert np.array_equal(*(summed(coordinator.round(**lie, attempt=n)) for n in (1, 2)))
+    lie = {"position": average + 0.9e-8 * np.abs(average).max(), "number": 2}
+    both = [summed(coordinator.round(**lie, attempt=n, passed=shown)) for n in (1, 2)]
+    assert np.array_equal(*both)
+    assert "not passed on" in said(coordinator.round(**lie, attempt=3)["a"])
+
+
+def test_a_coordinator_that_has_forgotten_a_round_may_ask_it_again(coordinator):
+    """It may have saved less than it has shown when it was killed; the same question is no new one."""
+    begun(coordinator)
+    first = coordinator.round()
+    average = summed(first)[:6].reshape(2, 3)
+    second = coordinator.round(position=average, number=2, passed=uploads(first))
+    coordinator.ids["session"] = "4" * 16
+    begun(coordinator)
+    assert np.array_equal(summed(coordinator.round(position=average, number=2)), summed(second))
+    assert "not passed on" in said(
+        coordinator.round(position=summed(second)[:6].reshape(2, 3), number=3)["a"]
+    )
 
 
 # -- 10, 11: one id for several runs ------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def remote_study(tree: Mapping[str, Any]) -> Study:
     study = make_study({**tree, "data": data, "folder": "."}, "the coordinator's study")
     large = math.prod(_counts(study.model.options)) > _LARGEST_MODEL
     if large or len(study.encoded_features) > _MOST_FEATURES:
-        raise PolicyError("the study's levels or its model's options ask for more parameters than a site makes")
+        raise PolicyError("the study's levels or options ask for more parameters than a site makes")
     return study
 
 
