@@ -60,6 +60,7 @@ class Answers:
         self._lines, self._last_path = folder / "answers.jsonl", folder / "last.bin"
         self.known: list[Kept] = []
         self._size = -1
+        self._last: tuple[tuple[int, int], Last] | None = None  # by its file: another process may answer
         self.read()
 
     def read(self) -> None:
@@ -104,14 +105,21 @@ class Answers:
         parts = {name: np.frombuffer(getattr(last, name), np.uint8) for name in ("digest", "reply")}
         values = {"round": last.round, "attempt": last.attempt, "left": last.left}
         write_atomically(self._last_path, wire.pack("last", values, parts))
+        self._last = self._stamp(), last
 
     def last(self) -> Last | None:
         """What was answered last in this session."""
         if not self._last_path.exists():
             return None
+        if self._last is not None and self._last[0] == self._stamp():
+            return self._last[1]
         kept = wire.unpack(self._last_path.read_bytes())
         parts = {name: a.tobytes() for name, a in kept.arrays.items()}
         return Last(**kept.values, **parts)
+
+    def _stamp(self) -> tuple[int, int]:
+        found = self._last_path.stat()
+        return found.st_ino, found.st_mtime_ns
 
     def forget_last(self) -> None:
         """A new session begins: replies of the one before are void."""

@@ -88,6 +88,7 @@ class SiteWorker:
         self._openings = Openings(settings.state, self.policy)
         self._run: SiteRun | None = None
         self._told: dict[str, Any] = {}
+        self._noted: dict[str, Any] = {}
         about = {
             key: str(value) if isinstance(value, Path) else value for key, value in vars(settings).items()
         }
@@ -166,7 +167,11 @@ class SiteWorker:
             file.write(f"{stamp} {printable(text, lines=True)}\n")
 
     def _note(self, **fields: Any) -> None:
-        """What 'fald federation join' shows."""
+        """What 'fald federation join' shows, which is the same in every round."""
+        shown = {key: value for key, value in fields.items() if key != "round"}
+        if shown == self._noted:
+            return
+        self._noted = shown
         line = {"time": time.time(), "site": self.settings.name, **fields}
         write_atomically(self.settings.state / "status.json", json.dumps(line).encode())
 
