@@ -182,7 +182,8 @@ def test_who_does_not_belong_is_refused(federation, folder):
     kits.make_site(folder / "genuine", settings, authority, second)  # the twin, which must get in
     authority.issue(folder / "genuine" / "startup", "client", second)
     sites = {
-        name: Supervisor("site", folder / name, second, settings.name) for name in ("borrowed", "genuine")
+        name: Supervisor("site", folder / name, name=second, organisation=settings.name)
+        for name in ("borrowed", "genuine")
     }
     for name in sites:  # as join does
         kits.settle(folder / name, kits.read_kit(folder / name))
@@ -210,7 +211,7 @@ def registered(kit):
 
 def assert_users_without_the_role_are_refused(folder, settings, authority, stranger, site):
     def session(name, maker, role, user):
-        kits.make_user(folder / name, settings, maker, user, role)
+        kits.make_user(folder / name, settings, maker, name=user, role=role)
         return jobs.AdminSession(folder / name, user)
 
     job = jobs.write_job(folder / "job", settings, {"out": str(folder / "never")})
