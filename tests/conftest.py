@@ -39,10 +39,14 @@ _LONGEST = (
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """One process runs the tests of a file: it compiles their programs and makes their fixtures once."""
+    """One process runs the tests of a file: it compiles their programs and makes their fixtures once.
+
+    A test that shares nothing with the others of its file names a group of its own.
+    """
     order = {name: place for place, name in enumerate(_LONGEST)}
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 

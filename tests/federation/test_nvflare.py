@@ -44,6 +44,7 @@ seed = 3
 
 [federation]
 timeout = {timeout}
+retries = 0  # who was killed for good is not waited for again
 """
 
 
@@ -287,6 +288,7 @@ def test_bad_requests_are_refused(federation, folder):
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.xdist_group("readme")  # with a federation of its own
 def test_the_five_commands_of_the_readme(tmp_path):
     """Followed literally, with a terminal for each command that keeps running."""
     fences = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
