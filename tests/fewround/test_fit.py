@@ -258,6 +258,7 @@ def test_chains_along_a_learned_gradient_have_the_exact_law(few_states, monkeypa
     assert max(errors(outcome.positions, mean, sd)) > TOLERANCE + 0.02
 
 
+@pytest.mark.slow
 def test_gradients_are_asked_for_further_out_too(few_states):
     _, _, requests, mean, sd = off_start()
     states = requests[0]["states"]
