@@ -443,13 +443,12 @@ class SiteRun:
         return LangevinSite(
             self.model,
             method,
-            sampler.participation,
             self.data,
-            self._place,
-            self.frozen.sizes,
-            self._root,
-            start_of(sampler, self.model),
-            self.folder,
+            scheme=sampler.participation,
+            place=(self._place, self.frozen.sizes),
+            root=self._root,
+            start=start_of(sampler, self.model),
+            folder=self.folder,
         )
 
     def _tell(self, sizes: Mapping[str, int]) -> None:
