@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.verdict import densities, hierarchies, shapes
-from benchmarks.verdict.__main__ import RESULTS, interval, judged, wrong
-from benchmarks.verdict.problem import Problem, rotation
+from benchmarks.verdict.__main__ import interval, judged, wrong
+from benchmarks.verdict.problem import RESULTS, Problem, rotation
+from benchmarks.verdict.sampled import sampled
 
 # yields of dyestuff from six batches (Davies and Goldsmith 1972), and the eight schools (Rubin 1981)
 _DYESTUFF = [
@@ -83,6 +84,8 @@ CASES: dict[str, Callable[[], Problem]] = {
     "eight schools, not centred": lambda: _schools(False),
     "thirty groups, explicit effects": _many_groups,
     "spike and slab, d = 10": lambda: densities.slabs(10, 0.01, 100),
+    "orob, explicit effects": lambda: sampled("orob"),
+    "horseshoe regression": lambda: sampled("horseshoe"),
 }
 
 

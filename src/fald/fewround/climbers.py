@@ -29,7 +29,12 @@ _THIN = 0.4  # curvature below which a shell is wide, the proposal's being one
 _MOST_THIN, _MOST_RAYS = 4, 16  # such directions of a shell, and of all of them
 _ALIKE = 0.95  # cosine of two directions that are one
 _SENT = 8  # explorers sent at a time, from the deepest valleys; other climbers beyond a valley wait
-_LOOKOUTS, _MOST_LOOKOUTS = 1024, 16384  # places with values alone, per parameter from five on, and at most
+_LOOKOUTS, _MOST_LOOKOUTS = 1024, 16384  # places with values alone, per parameter, and at most
+_FEWEST_DIM, _MOST_DIM = (
+    5,
+    60,
+)  # parameters: of fewer climbers see every hill, of more nobody sees narrow ones
+_MOST_NUMBERS = 2**19  # in all of these places, which travel
 _AROUND = 6.0  # sds beyond the bulk within which they lie
 _LEAST = -10.0  # nats of mass, relative to the proposal's, that a hill must have
 _RAISED = 16  # of every shell, those that rise most above the proposal climb on
@@ -199,8 +204,9 @@ class Climbers:
 
 
 def _around(dim: int, rng: np.random.Generator) -> Array:
-    """(L, d) places in and around the bulk of a standard normal; none where climbers see every hill."""
-    count = min(_LOOKOUTS * dim, _MOST_LOOKOUTS) if dim >= 5 else 0
+    """(L, d) places in and around the bulk of a standard normal; none where they would be of no use."""
+    useful = _FEWEST_DIM <= dim <= _MOST_DIM
+    count = min(_LOOKOUTS * dim, _MOST_LOOKOUTS, _MOST_NUMBERS // dim) if useful else 0
     ways = rng.standard_normal((count, dim))
     far = np.sqrt(dim) + rng.uniform(-1, _AROUND, count)
     return (far / np.linalg.norm(ways, axis=1))[:, None] * ways
