@@ -77,6 +77,7 @@ class Climbers:
         self._heights, self._reach = np.full(_FIRST, -np.inf), np.ones(_FIRST)
         self._thin = self._sent = np.zeros((0, around.dim))
         self.waiting = self._steps = self._joined = 0
+        self._mode = np.zeros(around.dim)
         self._lookouts = _around(around.dim, rng)
 
     @property

@@ -294,6 +294,8 @@ _ADVICE = {
     "numbers": "write the likelihood in a stable form (log_sigmoid, softplus, logaddexp, gammaln) instead of "
     "logarithms of what rounds to zero, so that it is a number for all parameters",
     "tails": "a proper prior with lighter tails (a normal instead of a Cauchy) makes the question answerable",
+    "explorers": "allow more rounds; where parameters bend each other (a product, a ratio, a scale and what "
+    "it scales), write the model in others that do not",
 }
 
 
