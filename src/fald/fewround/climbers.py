@@ -138,8 +138,8 @@ class Climbers:
             deep = np.where(high | (seen & ~new & (self._steps <= _SEARCHED)), deep, 0.0)
             found = self._choose(deep)
             if self._steps == 1 and not len(found):
-                level = (values - ways[:, -1])[high & new]
-                hills = _round_hills(self._next[high & new] - self._mode, slopes[high & new], level)
+                on = high & new
+                hills = _round_hills(self._next[on] - self._mode, slopes[on], values[on] - ways[on, -1])
         apart = np.linalg.norm(self._next[:, None] - self._sent, axis=2).min(axis=1, initial=np.inf)
         waits = seen & (deep > DIP) & (apart > _SAME)
         up = seen & (values >= self._heights)
