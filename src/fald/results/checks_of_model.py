@@ -180,7 +180,7 @@ def _values(facts: Facts) -> Check:
 CHECKS: dict[str, Callable[[Facts], Check | None]] = {
     "fit": _fit,
     "outcomes": _outcomes,
-    "prior": _prior,
     "columns": _columns,
     "values": _values,
+    "prior": _prior,  # behind what may be its cause
 }
