@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import json
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -107,6 +108,27 @@ def test_keys_of_a_session_are_kept_where_only_their_owner_reads(tmp_path, secur
     path.chmod(0o644)
     run._save()
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("what", ["run", "session"])
+def test_secrets_are_at_no_time_readable_by_others(tmp_path, monkeypatch, what):
+    """Also while they are written, under another name."""
+    modes, replaced = [], os.replace
+
+    def seen(source, target):
+        modes.append(os.stat(source).st_mode & 0o777)
+        replaced(source, target)
+
+    monkeypatch.setattr(os, "replace", seen)
+    before = os.umask(0)
+    try:
+        if what == "run":
+            Frozen("study", NAMES, True, SIZES, "rows", "secret").save(tmp_path)
+        else:
+            run_of(tmp_path, secure=True)._save()
+    finally:
+        os.umask(before)
+    assert modes == [0o600]
 
 
 def test_another_process_goes_on_with_the_keys(tmp_path):
@@ -278,7 +300,8 @@ def test_what_all_sites_prepared_is_passed_on_whole(tmp_path):
     mean, spread = right.values()
     for wrong in (
         {}, {"prepared_mean": mean}, {**right, "prepared_mean": mean[:2]},
-        {**right, "prepared_spread": spread[:2]}, {**right, "prepared_mean": mean[:, :2]}, {**right, "prepared_more": mean},
+        {**right, "prepared_spread": spread[:2]}, {**right, "prepared_mean": mean[:, :2]},
+        {**right, "prepared_more": mean},
     ):  # fmt: skip
         with pytest.raises(FederationError, match="all sites' preparation does not fit the study"):
             run.begin(SIZES, {}, {}, wrong)

@@ -23,8 +23,10 @@ except ImportError:  # a system without file locks: nobody is kept out
     fcntl = None
 
 
-def write_atomically(path: Path, content: bytes | memoryview) -> None:
+def write_atomically(path: Path, content: bytes | memoryview, mode: int = 0o666) -> None:
     """Replace a file by new content so that a reader sees the old or the new one, never a part.
+
+    The file has ``mode`` from its first byte on, less what the process takes from all its files.
 
     Raises
     ------
@@ -33,7 +35,7 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

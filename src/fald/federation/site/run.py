@@ -76,10 +76,7 @@ class Frozen(NamedTuple):
 
     def save(self, folder: Path) -> None:
         """Write it where only its owner reads."""
-        path = folder / "run.json"
-        path.touch(mode=0o600, exist_ok=True)
-        write_atomically(path, json.dumps(self._asdict()).encode())
-        path.chmod(0o600)
+        write_atomically(folder / "run.json", json.dumps(self._asdict()).encode(), mode=0o600)
 
     @classmethod
     def read(cls, folder: Path) -> Frozen | None:
@@ -202,10 +199,7 @@ class SiteRun:
     def _save(self) -> None:
         session = None if self._session is None else self._session.export()
         content = json.dumps({**self.about, "keys": session}).encode()
-        path = self.folder / "session.json"
-        path.touch(mode=0o600, exist_ok=True)
-        write_atomically(path, content)
-        path.chmod(0o600)
+        write_atomically(self.folder / "session.json", content, mode=0o600)
 
     def restore(self) -> None:
         """Go on in another process."""
