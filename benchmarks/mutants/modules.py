@@ -18,11 +18,46 @@ _CLASSES = [
     "privacy/test_privacy_composition.py::test_classes_of_draws_keep_the_probability_and_round_up",
 ]
 
-_LOST = "privacy/test_privacy_combinations.py::test_rounds_lost_in_a_crash_are_paid_for_at_the_largest_step"
+_ANCHORS = [
+    f"privacy/test_privacy_steps.py::{name}"
+    for name in (
+        "test_profiles_far_out_are_those_of_logarithms",
+        "test_few_multipliers_are_kept_and_many_are_covered",
+    )
+]
 _SLOWLY = "privacy/test_privacy_combinations.py::test_epsilon_is_that_of_the_slow_sum_and_never_below_it"
 _REFUSED = [
     f"privacy/test_privacy_refusals.py::{name}"
     for name in ("test_options_out_of_range", "test_realised_participation_needs_the_table")
+]
+
+_GAUSSIAN = [
+    f"theory/test_gaussian.py::{name}"
+    for name in (
+        "test_law_equals_enumeration_with_a_step_that_varies_inside_a_round",
+        "test_steps_summed_in_parts_give_the_same_law",
+        "test_what_is_not_given_is_the_default",
+        "test_bad_input_is_named",
+        "test_bad_distances_are_named",
+        "test_divergence_is_named",
+        "test_target_is_the_minimiser_with_the_inverse_curvature",
+        "test_wasserstein_equals_the_bures_formula",
+        "test_stationary_law_is_the_limit_and_a_fixed_point",
+    )
+]
+
+_SCHEDULES = [
+    f"settings/test_schedules.py::{name}"
+    for name in (
+        "test_values",
+        "test_schedules_are_their_formulas",
+        "test_numbers_out_of_range_are_refused",
+        "test_records_are_plain_and_come_back",
+        "test_numbers_can_be_taken_out_of_a_schedule_and_not_out_of_a_function",
+        "test_what_is_no_schedule_is_refused",
+        "test_equal_functions_are_those_with_the_same_code_and_values",
+        "test_functions_that_see_what_may_change_are_equal_to_themselves_alone",
+    )
 ]
 
 TESTS: dict[str, list[str]] = {
@@ -60,35 +95,26 @@ TESTS: dict[str, list[str]] = {
     "fald/results/examine.py": ["results/test_examined.py"],
     "fald/results/judgement.py": ["results/test_check_borders.py", *_CHECKS],
     "fald/settings/participation.py": ["settings/test_participation.py"],
+    "fald/settings/schedules.py": _SCHEDULES,
     "fald/langevin/method.py": ["langevin/test_local_parts.py"],
     "fald/langevin/fald.py": ["langevin/test_local_parts.py"],
     "fald/langevin/noise.py": ["langevin/test_local_parts.py"],
     "fald/langevin/server.py": ["langevin/test_local_parts.py"],
-    "fald/langevin/guard.py": ["privacy/test_privacy_steps.py", _LOST],
+    "fald/langevin/safety.py": ["langevin/test_safety.py"],
+    "fald/langevin/rounds.py": ["langevin/test_local_parts.py"],
+    "fald/langevin/guard.py": ["langevin/test_guard.py"],
     "fald/privacy/accountant.py": ["privacy/test_privacy_steps.py", *_REFUSED],
     "fald/privacy/events.py": ["privacy/test_privacy_parts.py", *_CLASSES],
     "fald/privacy/rounds.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/compose.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/settings.py": ["privacy/test_privacy_parts.py"],
-    "fald/privacy/pld.py": ["privacy/test_privacy_steps.py", "privacy/test_privacy_profile.py", _SLOWLY],
+    "fald/privacy/pld.py": ["privacy/test_pld_parts.py", "privacy/test_privacy_profile.py", *_ANCHORS],
     "fald/privacy/rdp.py": ["privacy/test_privacy_steps.py", _SLOWLY],
     "fald/privacy/calibration.py": ["privacy/test_privacy_steps.py"],
+    "fald/privacy/paper.py": ["privacy/test_privacy_paper.py", "privacy/test_privacy_forms.py"],
     "fald/runtime/checkpoint.py": ["runtime/test_store.py"],
     "fald/theory/bounds.py": ["theory/test_bounds_by_hand.py"],
-    "fald/theory/gaussian.py": [
-        f"theory/test_gaussian.py::{name}"
-        for name in (
-            "test_law_equals_enumeration_with_a_step_that_varies_inside_a_round",
-            "test_steps_summed_in_parts_give_the_same_law",
-            "test_what_is_not_given_is_the_default",
-            "test_bad_input_is_named",
-            "test_bad_distances_are_named",
-            "test_divergence_is_named",
-            "test_target_is_the_minimiser_with_the_inverse_curvature",
-            "test_wasserstein_equals_the_bures_formula",
-            "test_stationary_law_is_the_limit_and_a_fixed_point",
-        )
-    ],
+    "fald/theory/gaussian.py": ["theory/test_gaussian_parts.py", *_GAUSSIAN],
     "fald/planner/law.py": [
         "planner/test_law_parts.py",
         "planner/test_planner.py::test_every_round_is_that_of_the_exact_law",

@@ -82,9 +82,13 @@ def _short(value: Any) -> Any:
 def _last_line(path: Path) -> str | None:
     if not path.exists():
         return None
+    size, lines = path.stat().st_size, [b""]
     with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - (1 << 20)))
-        lines = file.read().split(b"\n")
+        for length in (1 << 12, 1 << 20):  # of a usual line, and of any
+            file.seek(max(0, size - length))
+            lines = file.read().split(b"\n")
+            if len(lines) > 2 or length >= size:
+                break
     return lines[-2].decode(errors="replace") if len(lines) > 1 else None
 
 
