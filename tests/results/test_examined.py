@@ -160,7 +160,7 @@ ROWS = SimpleNamespace(present=True)
 
 def test_with_rows_and_model_everything_is_made(parts):
     tree = object()
-    found = module._of_rows(tree, "model", ROWS, 0.9, "away")
+    found = module._of_rows(tree, "model", ROWS, level=0.9, why="away")
     assert found == {
         "predictive": "predictive_checks", "no_predictive": "", "prior": "prior_sensitivity",
         "no_prior": None, "columns": "redundant_columns", "values": "absurd_values", "no_rows": "",
@@ -173,13 +173,13 @@ def test_with_rows_and_model_everything_is_made(parts):
 
 def test_what_cannot_be_made_says_why(parts):
     parts.failing = {"predictive_checks", "redundant_columns", "prior_sensitivity"}
-    found = module._of_rows(None, "model", ROWS, 0.9, "away")
+    found = module._of_rows(None, "model", ROWS, level=0.9, why="away")
     assert (found["predictive"], found["no_predictive"]) == (None, "no predictive_checks")
     assert (found["columns"], found["values"], found["no_rows"]) == (None, None, "no redundant_columns")
     assert (found["prior"], found["no_prior"]) == (None, "no prior_sensitivity")
-    away = module._of_rows(None, "model", None, 0.9, "away")
+    away = module._of_rows(None, "model", None, level=0.9, why="away")
     assert (away["no_predictive"], away["no_rows"], away["no_prior"]) == ("away", "away", "away")
-    without = module._of_rows(None, None, ROWS, 0.9, "no model was given")
+    without = module._of_rows(None, None, ROWS, level=0.9, why="no model was given")
     assert (without["predictive"], without["no_predictive"]) == (None, "no model was given")
     assert without["no_rows"] == "no redundant_columns"
 
