@@ -66,10 +66,10 @@ TESTS: dict[str, list[str]] = {
     "fald/federation/site/worker.py": ["federation/test_site_worker.py"],
     "fald/federation/site/run.py": ["federation/test_site_rounds.py"],
     "fald/federation/site/langevin.py": [
-        "federation/test_site_steps.py",
-        "federation/test_site_run.py",
+        "federation/test_site_run.py::test_memory_is_that_before_the_round_whoever_asks_again",
         "federation/test_site_table.py::test_messages_of_a_round_must_fit_the_study",
         "federation/test_site_table.py::test_uploads_are_compared_with_what_the_method_declares",
+        "federation/test_site_steps.py",
     ],
     "fald/core/reveals.py": ["core/test_reveals.py"],
     "fald/federation/site/messages.py": ["federation/test_messages.py"],
