@@ -128,9 +128,9 @@ def test_an_earlier_seal_does_not_hide_lines(state):
         record.add({"asked": "round"})
 
 
-@pytest.mark.parametrize("last", ["{\n", "[]\n", '{"line": 6}\n', "nothing\n"])
+@pytest.mark.parametrize("last", [b"{\n", b"[]\n", b'{"line": 6}\n', b"nothing\n", b"\xff\n"])
 def test_nothing_is_added_behind_a_line_that_is_none(state, last):
-    with open(state / RECORD, "a") as file:
+    with open(state / RECORD, "ab") as file:
         file.write(last)
     with pytest.raises(StorageError, match="not the one that was sealed"):
         Record(state, Identity.load(state / "identity.pem")).add({"asked": "round"})
@@ -159,6 +159,13 @@ def test_long_words_are_cut_where_a_line_would_become_unreadable(tmp_path):
     assert entry["many"] == list(range(200))
     assert entry["more"] == [*range(200), "and 3 more"]
     assert entry["inside"] == {"a": ["y" * 1000 + "…"], "n": 7, "none": None}
+
+
+def test_one_long_line_is_an_end_like_any_other(tmp_path):
+    record = Record(tmp_path, Identity.create(tmp_path / "identity.pem"))
+    record.add({"columns": ["z" * 900] * 100})
+    record.add({"asked": "end"})
+    assert [entry["line"] for entry in read_record(tmp_path)] == [1, 2]
 
 
 def test_the_end_of_a_long_record_is_found(tmp_path):
