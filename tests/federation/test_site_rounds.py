@@ -78,8 +78,10 @@ def test_a_run_may_go_on_for_more_rounds_and_with_another_title_alone():
     tree = {"title": "t", "data": {"target": "y"}, "sampler": {"num-rounds": 5, "seed": 1}}
     digest = study_digest(tree)
     assert len(digest) == 64
-    reordered = {"sampler": {"seed": 1, "num-rounds": 7}, "data": {"target": "y"}, "title": "other"}
-    assert study_digest(reordered) == digest
+    assert study_digest({**tree, "title": "other", "sampler": {"num-rounds": 7, "seed": 1}}) == digest
+    names = {"b": 1, "a": {"d": 2, "c": 3}}
+    backwards = {"a": {"c": 3, "d": 2}, "b": 1}
+    assert study_digest({**names, "sampler": names}) == study_digest({"sampler": backwards, **backwards})
     untitled = {name: tree[name] for name in ("data", "sampler")}
     assert study_digest(untitled) == digest
     for other in (

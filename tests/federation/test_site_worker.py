@@ -136,6 +136,8 @@ def test_a_site_has_a_folder_and_a_key_of_its_own(tmp_path):
     assert inside._log == site.state / "site.log"
     assert SiteWorker(site.settings, confined=True)._is_confined
     assert not site.worker._is_confined
+    deep = SiteWorker(replace(site.settings, state=tmp_path / "deep" / "er" / "state"))
+    assert deep.identity.public != first
 
 
 def test_a_hello_says_names_and_versions_and_is_not_recorded(site):
