@@ -219,7 +219,7 @@ def test_an_account_is_opened_once_with_what_the_site_knows(tmp_path, monkeypatc
     run.frozen = run.frozen._replace(study="s" * 64)
     assert run._open_account() == run._open_account() == 1
     (((ledger, name, folder, study), named),) = opened
-    assert (ledger.max_epsilon, ledger.delta) == (2.0, 1e-5)
+    assert (ledger.path, ledger.max_epsilon, ledger.delta) == (tmp_path / "ledger.jsonl", 2.0, 1e-5)
     assert (name, folder, study) == (f"{IDS['run']}-{'s' * 16}", tmp_path, run.study)
     # others' noise covers this site's only in a secure sum
     assert named == {
