@@ -331,7 +331,8 @@ class SiteRun:
             )
         own, (answered, sent) = uploads[self._place], self._sent
         known = {a.upload for a in self.answers.of(number)}
-        mine = (answered == number and np.array_equal(own, sent)) or _words_digest(own) in known
+        same_round = sent is not None and answered == number
+        mine = (same_round and np.array_equal(own, sent)) or _words_digest(own) in known
         if not mine:
             raise FederationError(
                 f"what was passed on as this site's upload of round {number} is not its own"
