@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import importlib
 import importlib.abc
@@ -172,11 +173,21 @@ def _paired(old: types.CodeType, new: types.CodeType, found: dict[tuple[str, int
     if [c.co_name for c in inside[0]] != [c.co_name for c in inside[1]]:
         return False
     body = old.co_flags & 0x2  # of a function; those of modules and classes have run already
-    if not body and _words(old) != _words(new):
-        return False
+    if not body:
+        used = _used(old)
+        ran = any(a != b and a.co_name in used for a, b in zip(*inside))  # a decorator, or what makes a table
+        if ran or _words(old) != _words(new):
+            return False
     if body:
         found[old.co_qualname, old.co_firstlineno] = new
     return all(_paired(a, b, found) for a, b in zip(*inside))
+
+
+def _used(code: types.CodeType) -> set[str]:
+    """Names that a module, or a class in it, looks up while it is imported."""
+    found = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_NAME"}
+    classes = [c for c in code.co_consts if isinstance(c, types.CodeType) and not c.co_flags & 0x2]
+    return found.union(*(_used(c) for c in classes))
 
 
 def _words(code: types.CodeType) -> tuple:

@@ -79,3 +79,12 @@ def test_only_bodies_of_functions_are_exchanged_in_place(other, only_bodies):
     assert _paired(compile(old, "f.py", "exec"), compile(other, "f.py", "exec"), found) is only_bodies
     if only_bodies:
         assert list(found) == [("f", 2)]
+
+
+def test_functions_that_ran_when_a_module_was_imported_are_not_exchanged_in_place():
+    text = "def f(a):\n    return a + 1\ndef g(a):\n    return a\ndef h(a):\n    return 2 * a\n"
+    text += "X = f(1)\nclass C:\n    y = g(3)\n    def z(self):\n        return h(1)\n"
+    for old, new, in_place in (("a + 1", "a - 1", False), ("return a\n", "return -a\n", False),
+                               ("2 * a", "3 * a", True), ("h(1)", "h(2)", True)):  # fmt: skip
+        codes = [compile(t, "f.py", "exec") for t in (text, text.replace(old, new))]
+        assert _paired(*codes, {}) is in_place
