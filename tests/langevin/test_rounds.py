@@ -1,5 +1,6 @@
 """A round of all chains, in every layout, against loops over chains and participants."""
 
+import functools
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from fald.langevin.method import Cost, Peer, Spent, Upload
 from fald.langevin.rounds import Given, Layout, Rounds, SizeClass, Tables, row_numbers
 from fald.langevin.server import Server, average
 from fald.settings.participation import draw, full, num_slots, with_replacement, without_replacement
-from helpers import linear_model
+from helpers import SLOW, linear_model
 
 MODEL = linear_model(2.0)
 SIZES = (3, 2, 3, 2)
@@ -27,12 +28,6 @@ A, Y = RNG.normal(size=(10, 2)).astype(np.float32), RNG.normal(size=10).astype(n
 ROOTS = tuple(jax.random.key_data(jax.random.key(i)) for i in (1, 2))
 SCHEMES = {"full": full(), "I": with_replacement(3), "II": without_replacement(2, allow_unequal=True)}
 ROUND, FIRST = 5, 7
-
-
-@pytest.fixture(autouse=True)
-def by_hand():
-    with jax.disable_jit():
-        yield
 
 
 def words(key):
@@ -88,6 +83,16 @@ def start(scheme, num_chains):
     return server, (memory, counters)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def visited(method, scheme, size, visit, message, memory):
+    """What one client does in one round of one chain, from its own rows alone."""
+    total = jnp.int32(10)
+    rows = Rows((jnp.asarray(A), jnp.asarray(Y)), jnp.asarray(OFFSETS)[visit.client], size, total, 3)
+    return client_round(
+        Setup(MODEL, method, 4, scheme), HYPER, rows, visit, message=message, memory=memory
+    )
+
+
 def by_loops(scheme, num_chains, state, method=METHOD):
     """The same, one chain and one participant at a time."""
     server, (memory, _) = state
@@ -100,15 +105,9 @@ def by_loops(scheme, num_chains, state, method=METHOD):
         for client, weight in zip(np.asarray(chosen.client), np.asarray(chosen.weight)):
             if weight == 0:
                 continue
-            rows = Rows(
-                (jnp.asarray(A), jnp.asarray(Y)), jnp.int32(OFFSETS[client]), jnp.int32(SIZES[client]),
-                jnp.int32(10), SIZES[client], True,
-            )  # fmt: skip
-            setup = Setup(MODEL, method, 4, SCHEMES[scheme].scheme)
             visit = Visit(keys, jnp.int32(client), jnp.float32(weight), jnp.int32(ROUND))
-            upload, new = client_round(
-                setup, HYPER, rows, visit, message=server[ch], memory=memory[client, ch]
-            )
+            how = (method, SCHEMES[scheme].scheme, jnp.int32(SIZES[client]))
+            upload, new = visited(*how, visit, server[ch], memory[client, ch])
             uploads.append(upload)
             weights.append(weight)
             kept[client, ch] = new
@@ -131,11 +130,11 @@ LAYOUTS = {
     ("scheme", "layout", "num_chains"),
     [
         ("full", "classes", 2),
-        ("full", "padded", 1),
-        ("full", "one by one", 2),
+        pytest.param("full", "padded", 1, marks=SLOW),
+        pytest.param("full", "one by one", 2, marks=SLOW),
         ("I", "classes", 2),
-        ("I", "padded", 1),
-        ("II", "chains together", 2),
+        pytest.param("I", "padded", 1, marks=SLOW),
+        pytest.param("II", "chains together", 2, marks=SLOW),
     ],
 )
 def test_a_round_is_that_of_its_chains_and_participants(scheme, layout, num_chains):
@@ -143,7 +142,7 @@ def test_a_round_is_that_of_its_chains_and_participants(scheme, layout, num_chai
     rounds = made(scheme, num_chains, classes, **how)
     state = start(scheme, num_chains)
     given = Given(tables(classes, class_of), HYPER, ROOTS)
-    server, (memory, counters), uploads, drawn = rounds.whole(
+    server, (memory, counters), uploads, drawn = jax.jit(rounds.whole)(
         given, state, jnp.int32(ROUND), first_chain=FIRST
     )
     expected, kept, found, taken = by_loops(scheme, num_chains, state)
@@ -169,21 +168,20 @@ def test_a_round_is_that_of_its_chains_and_participants(scheme, layout, num_chai
     assert rounds.num_slots == num_slots(SCHEMES[scheme], 4)
 
 
-@pytest.mark.parametrize("scheme", ["full", "I"])
+@pytest.mark.parametrize("scheme", ["full", pytest.param("I", marks=SLOW)])
 def test_visits_in_parts_are_the_same_round(scheme):
     (classes, class_of), _ = LAYOUTS["classes"]
     rounds, state = made(scheme, 2, classes), start(scheme, 2)
     given = Given(tables(classes, class_of), HYPER, ROOTS)
-    whole = rounds.whole(given, state, jnp.int32(ROUND))
-    begun = rounds.begin(ROOTS, given.tables.offsets, state[0], jnp.int32(ROUND))
+    whole = jax.jit(rounds.whole)(given, state, jnp.int32(ROUND), first_chain=0)
+    begun = jax.jit(rounds.begin)(ROOTS, given.tables.offsets, state[0], jnp.int32(ROUND))
     assert int(begun.round) == ROUND
     np.testing.assert_array_equal(begun.messages, state[0])
     work = (given, begun, state[1][0])
-    if scheme == "full":
-        parts = [rounds.visit(0, 1, 0, work), rounds.visit(0, 1, 1, work), rounds.visit(1, 2, 0, work)]
-    else:
-        parts = [rounds.visit(0, 2, 0, work), rounds.visit(0, 1, 2, work)]
-    finished = rounds.finish(given, begun, state, parts)
+    visit = jax.jit(rounds.visit, static_argnums=(0, 1))
+    pieces = [(0, 1, 0), (0, 1, 1), (1, 2, 0)] if scheme == "full" else [(0, 2, 0), (0, 1, 2)]
+    parts = [visit(*piece, work) for piece in pieces]
+    finished = jax.jit(rounds.finish)(given, begun, state, parts)
     for one, other in zip(jax.tree.leaves(finished), jax.tree.leaves(whole[:3])):
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
@@ -194,7 +192,7 @@ def test_batches_are_those_of_the_client():
     classes = [SizeClass(0, False, 4)]
     rounds, state = made("full", 2, classes, method=batched), start("full", 2)
     given = Given(tables(classes, [0] * 4), HYPER, ROOTS)
-    server = rounds.whole(given, state, jnp.int32(ROUND), first_chain=FIRST)[0]
+    server = jax.jit(rounds.whole)(given, state, jnp.int32(ROUND), first_chain=FIRST)[0]
     np.testing.assert_allclose(server, by_loops("full", 2, state)[0], rtol=1e-4, atol=1e-5)
 
 
@@ -206,12 +204,12 @@ def test_costs_that_uploads_say_are_counted_for_participants():
     rounds, state = made("II", 2, ONE[0]), start("II", 2)
     given = Given(tables(*ONE), HYPER, ROOTS)
     zeros = jnp.zeros((4, 2), jnp.uint32)
-    begun = rounds.begin(ROOTS, given.tables.offsets, state[0], jnp.int32(ROUND))
-    parts = [rounds.visit(0, 2, 0, (given, begun, state[1][0]))]
+    begun = jax.jit(rounds.begin)(ROOTS, given.tables.offsets, state[0], jnp.int32(ROUND))
+    parts = [jax.jit(rounds.visit, static_argnums=(0, 1))(0, 2, 0, (given, begun, state[1][0]))]
     spent = Spent(1, 12, 8, 3, 0)
     said = [(upload._replace(spent=Spent(*[jnp.full((2, 2), n) for n in spent])), m) for upload, m in parts]
     told = (state[0], (state[1][0], Spent(*[(zeros, zeros)] * 5)))
-    counters = rounds.finish(given, begun, told, said)[1][1]
+    counters = jax.jit(rounds.finish)(given, begun, told, said)[1][1]
     times = np.zeros((4, 2), int)
     for ch in range(2):
         times[np.asarray(begun.drawn.client[ch]), ch] += 1
