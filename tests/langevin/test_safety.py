@@ -129,7 +129,9 @@ def test_settings_have_bounds_and_the_borders_are_inside(name, least, most):
     beyond = [1.001 * most] if name == "correlation" else [0.99 * least, 1.01 * most]
     for value in beyond:
         with pytest.raises(PrivacyError, match=f"{name.replace('_', '-')} of a private run"):
-            as_used(fald.samplers.fald(**{**usual, name: min(value, 1.0) if name == "correlation" else value}))
+            as_used(
+                fald.samplers.fald(**{**usual, name: min(value, 1.0) if name == "correlation" else value})
+            )
     assert as_used(fald.samplers.fald(local_steps=1, step_size=1e-3))["clip_norm"] is None
 
 
@@ -168,7 +170,7 @@ def test_noise_must_span_so_many_of_the_last_digits():
 
 
 def test_a_little_more_or_less_noise_than_accounted_is_seen(monkeypatch):
-    """Six standard errors of 4,096 draws, 6.6%, either way; the measurement itself is off by less than four."""
+    """Six standard errors of 4,096 draws, 6.6%, either way; the measurement is off by less than four."""
     from fald.langevin import safety
 
     method, drawn = fald.samplers.fald(local_steps=1, step_size=1e-3, clip_norm=1.0), safety.injected
