@@ -14,38 +14,6 @@ _CHECKS = [
     )
 ]
 
-_ATTACKS = [
-    f"federation/test_site_attacks.py::{name}"
-    for name in (
-        "test_an_honest_round_gives_the_weighted_sum",
-        "test_weights_that_single_out_a_site_are_refused",
-        "test_weights_from_sizes_that_differ_between_sites_give_noise",
-        "test_sites_that_were_told_different_studies_give_noise",
-    )
-]
-
-_LIES = [
-    f"federation/test_lying_coordinator.py::{name}"
-    for name in (
-        "test_honest_rounds_are_answered_and_the_next_lie_is_not",
-        "test_sums_that_were_not_given_do_not_steer_the_protocol",
-        "test_a_broadcast_must_be_the_average",
-        "test_colluders_are_taken_as_the_largest",
-        "test_the_ledger_does_not_count_noise_of_others",
-    )
-]
-
-_OPENED = [
-    f"federation/test_lying_coordinator.py::{name}"
-    for name in (
-        "test_errors_do_not_bisect_a_column",
-        "test_forbidden_columns_are_refused_before_rows_are_read",
-        "test_failed_openings_are_counted_on_disk_and_limited",
-        "test_one_id_is_one_study",
-        "test_a_run_does_not_go_on_without_a_site",
-    )
-]
-
 _CLASSES = [
     "privacy/test_privacy_composition.py::test_classes_of_draws_keep_the_probability_and_round_up",
 ]
@@ -109,24 +77,21 @@ _SCHEDULES = [
 TESTS: dict[str, list[str]] = {
     "fald/federation/wire.py": ["federation/test_wire.py"],
     "fald/federation/site/policy.py": ["federation/test_policy.py", "federation/test_budget_borders.py"],
-    "fald/federation/site/worker.py": [
-        *_OPENED,
-        "federation/test_site_run.py",
-        "federation/test_site_table.py",
-    ],
-    "fald/federation/site/run.py": [
-        *_ATTACKS,
-        "federation/test_site_run.py",
-        "federation/test_site_table.py",
-        *_LIES,
-    ],
+    "fald/federation/site/worker.py": ["federation/test_site_worker.py"],
+    "fald/federation/site/run.py": ["federation/test_site_rounds.py"],
     "fald/federation/site/langevin.py": [
         "federation/test_site_steps.py",
         "federation/test_site_run.py",
         "federation/test_site_table.py::test_messages_of_a_round_must_fit_the_study",
         "federation/test_site_table.py::test_uploads_are_compared_with_what_the_method_declares",
     ],
-    "fald/core/reveals.py": ["core/test_reveals.py", "federation/test_site_table.py"],
+    "fald/core/reveals.py": ["core/test_reveals.py"],
+    "fald/federation/site/messages.py": ["federation/test_messages.py"],
+    "fald/federation/site/opening.py": ["federation/test_opening.py"],
+    "fald/federation/site/answers.py": ["federation/test_answers.py"],
+    "fald/federation/site/audit.py": ["federation/test_audit.py"],
+    "fald/federation/site/record.py": ["federation/test_record.py"],
+    "fald/federation/site/confined.py": ["federation/test_process.py"],
     "fald/federation/site/ledger.py": ["federation/test_budget_borders.py", "federation/test_ledger.py"],
     "fald/federation/site/account.py": ["federation/test_account.py"],
     "fald/federation/secure/session.py": ["federation/test_budget_borders.py", "federation/test_secure.py"],
@@ -137,9 +102,11 @@ TESTS: dict[str, list[str]] = {
     "fald/federation/secure/identity.py": ["federation/test_budget_borders.py", "federation/test_secure.py"],
     "fald/fewround/certify.py": ["fewround/test_certify_borders.py", "fewround/test_certify.py"],
     "fald/fewround/chains.py": ["fewround/test_chain_checks.py"],
+    "fald/fewround/rays.py": ["fewround/test_rays.py"],
     "fald/fewround/weights.py": ["fewround/test_weights.py"],
     "fald/results/checks_of_draws.py": ["results/test_check_borders.py", *_CHECKS],
     "fald/results/checks_of_model.py": ["results/test_check_borders.py", *_CHECKS],
+    "fald/results/examine.py": ["results/test_examined.py"],
     "fald/results/judgement.py": ["results/test_check_borders.py", *_CHECKS],
     "fald/settings/participation.py": ["settings/test_participation.py"],
     "fald/settings/schedules.py": _SCHEDULES,
