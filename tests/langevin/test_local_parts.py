@@ -198,7 +198,9 @@ def test_squares_that_are_offered_are_those_of_the_rows():
     data = package.FederatedData.from_arrays({"a": rows[:2], "b": rows[2:]})
     offered = fald(local_steps=1, step_size=0.05, preconditioner="rms").offer(model, data)
     # ∇ of a row at the model's start 0 is −x
-    np.testing.assert_allclose(offered["squares"], [(rows[:2] ** 2).sum(0), (rows[2:] ** 2).sum(0)], rtol=1e-6)
+    np.testing.assert_allclose(
+        offered["squares"], [(rows[:2] ** 2).sum(0), (rows[2:] ** 2).sum(0)], rtol=1e-6
+    )
 
 
 def test_a_private_client_keeps_its_energy():
