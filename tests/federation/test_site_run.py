@@ -23,7 +23,7 @@ def test_noise_of_a_private_run_is_a_secret_of_the_site(tmp_path, monkeypatch, s
             roots.append(task.own.tolist())
             return super().answer(task)
 
-    def made(model, method, *others):
+    def made(model, method, *others, **named):
         methods.append(method)
         return Seen()
 
