@@ -181,16 +181,18 @@ def test_the_end_of_a_long_record_is_found(tmp_path):
 def test_a_table_for_people():
     heads, (full, bare, refused) = as_rows(
         [
-            {"line": 1, "time": "t1", "asked": "round", "title": "T", "run": "r", "round": 3,
-             "columns": ["y", "x"], "left": {"position": 6000, "value": 2}, "epsilon": 0.123456},
+            {"line": 1, "time": "t1", "asked": "round", "title": "T", "run": "r", "round": 3, "by": "host",
+             "sites": ["a", "b"], "digest": "0123456789abcdef0", "columns": ["y", "x"],
+             "left": {"position": 6000, "value": 2}, "epsilon": 0.123456},
             {"line": 2, "time": "t2", "run": "r", "epsilon": None, "left": {}},
             {"line": 3, "time": "t3", "refused": "no", "epsilon": 0.0},
         ]
     )  # fmt: skip
-    assert len(heads) == len(full) == 9
-    assert full == ["1", "t1", "round", "T", "3", "y, x", "position (6,000), value (2)", "0.1235", "answered"]
-    assert bare == ["2", "t2", "", "r", "", "", "nothing", "", "answered"]
-    assert refused == ["3", "t3", "", "", "", "", "nothing", "0", "refused: no"]
+    assert len(heads) == len(full) == 12
+    assert full[:8] == ["1", "t1", "round", "host", "T", "a, b", "3", "y, x"]
+    assert full[8:] == ["position (6,000), value (2)", "0.1235", "answered", "0123456789abcdef"]
+    assert bare == ["2", "t2", "", "", "r", "", "", "", "nothing", "", "answered", ""]
+    assert refused == ["3", "t3", "", "", "", "", "", "", "nothing", "0", "refused: no", ""]
 
 
 @pytest.mark.parametrize("how", TAMPERED)

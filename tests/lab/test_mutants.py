@@ -14,9 +14,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_known_slips_are_noticed():
+@pytest.mark.parametrize("which", ["--known", "--attacks"])
+def test_known_slips_are_noticed(which):
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.mutants", "--known"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.mutants", which], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "passed" not in done.stdout

@@ -111,7 +111,7 @@ class SiteRun:
         self.left: dict[str, int] = {}  # kinds of numbers that the last answer made leave, and how many
         self.epsilon: float | None = None  # charged so far
         self._session: Session | None = None
-        self._sent: tuple[int, Array | None] = (0, None)  # what left last, and in which round
+        self._sent: tuple[int, Array] = (0, np.zeros(0))  # what left last under masks, and in which round
         self._rows: Site | None = None
         self._langevin: LangevinSite | None = None
         self._account: Account | None = None
@@ -239,7 +239,8 @@ class SiteRun:
         shapes = {n.removeprefix("shape_"): a.tolist() for n, a in arrays.items() if n.startswith("shape_")}
         kept = Kept(number, attempt, task.hex(), upload, shapes, self._exact)
         self.answers.add(kept, Last(number, attempt, self.left, digest, content))
-        self._sent = (number, masked)
+        if masked is not None:
+            self._sent = (number, masked)
         return content
 
     def _task(self, message: wire.Message) -> bytes:

@@ -232,6 +232,7 @@ class SiteWorker:
         study = remote_study(v["study"])
         own = is_outside(study.model.family)
         self._told |= {"title": study.title, "columns": [study.data.target, *study.data.features]}
+        self._told["sites"] = v["names"]
         # a run does not go on with another version of its model
         self._told["study"] = study_digest({**v["study"], **({"at": v["version"]} if own else {})})
         set_precision(study)
