@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import KDTree
 from scipy.special import logsumexp
 
 from fald.calculus.sums import prior_derivatives
@@ -230,6 +229,8 @@ def _expected(base: Proposal, last: DrawBatch, undefined: Array) -> tuple[Array,
     logs = cores - last.density(last)
     known = ~undefined & np.isfinite(last.values)
     if undefined.any() and known.any():
+        from scipy.spatial import KDTree
+
         white = np.linalg.solve(proposal.cholesky(spread), (last.positions - centre).T).T
         nearest = np.flatnonzero(known)[KDTree(white[known]).query(white[undefined])[1]]
         ratios = last.values - last.density(last)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from fald.core.errors import ExitCode, FaldError, FederationError, Interrupted, StorageError
 from fald.core.files import sole_owner
-from fald.federation.coordinator.run import OUTCOME
 from fald.federation.engines import Deployment, deployment_of
+from fald.federation.folder import OUTCOME
 from fald.runtime import journal
 from fald.runtime.progress import Progress
 from fald.study.folder import check_folder, open_run

@@ -297,7 +297,7 @@ class Session:
         for name in self.roster:
             if name != self.name:
                 stream = _stream(self._pairs[name], use, upload.shape[1])
-                upload = add(upload, stream) if self.name < name else subtract(upload, stream)
+                (add if self.name < name else subtract)(upload, stream, upload)
         self._last = _Answer(round, attempt, digest, upload)
         return upload.copy()
 
