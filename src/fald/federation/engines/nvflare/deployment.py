@@ -248,11 +248,13 @@ class _SiteLine:
     def __init__(self, supervisor: Supervisor, site: JoinedSite):
         self._supervisor, self._site = supervisor, site
         self._asked, self._why = time.monotonic(), ""
+        self._connected = float("-inf")
 
     def look(self) -> str:
         about, now = self._site.about, time.monotonic()
-        if _is_connected(self._supervisor.pid, about["port"]):
-            self._asked, self._why = now, ""
+        recent = now - self._connected < _ASK and self._supervisor.pid is not None
+        if recent or _is_connected(self._supervisor.pid, about["port"]):
+            self._asked, self._why, self._connected = now, "", self._connected if recent else now
             return _work_line(f"connected to {about['host']}:{about['port']}", self._site.status)
         if now - self._asked > _DOUBT:
             self._asked = now
