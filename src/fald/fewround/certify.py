@@ -136,7 +136,7 @@ def tail_points(mean: Array, directions: Array) -> Array:
     return np.concatenate([mean + distance * directions for distance in PROBES])
 
 
-def tails(values: Array, directions: Array, centre_value: float, sd: Array, names: list[str]) -> Condition:
+def tails(values: Array, directions: Array, centre_value: float, sd: Array, *, names: list[str]) -> Condition:
     """Whether the posterior falls fast enough far out for its variances to exist.
 
     Along a direction in which k coordinates move, a density that falls like r^(−s) has a variance only if

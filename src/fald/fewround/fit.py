@@ -41,6 +41,7 @@ ACCURACIES = {"high": 0.05, "medium": 0.1}
 _NUM_CHAINS, _NUM_DRAWS = 4, 4000
 _MOST_SCOPE = {"one mode", "mode", "funnel", "tails", "explorers", "numbers"}  # where split-HMC is no help
 _HMC_ROUNDS = 24
+_MOST_LEARNED = 200  # parameters up to which split-HMC learns a posterior in minutes
 
 
 class FewRoundSettings(NamedTuple):
@@ -218,6 +219,10 @@ def server_of(
     )
     if outcome.reached or not settings.go_on or _MOST_SCOPE & set(outcome.failed):
         return outcome
+    if model.dim > _MOST_LEARNED:
+        far = f"split-HMC, which could go on, is for up to {_MOST_LEARNED} parameters"
+        hint = f"use fewer features, or method='fa-ld': {model.dim} parameters need many rounds"
+        return replace(outcome, reason=f"{outcome.reason}; {far}", advice=hint)
     from fald.fewround.learned import split_hmc
     from fald.fewround.proposal import cholesky, overall
 

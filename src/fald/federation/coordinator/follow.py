@@ -72,7 +72,7 @@ def _submit_and_follow(
     job = {"study": study.as_settings(), "out": str(out), "resume": resume, "command": command}
     handle = adapter.submit(federation, job)
     try:
-        outcome = _follow(adapter, federation, handle, study, out, progress)
+        outcome = _follow(adapter, federation, handle, study, out=out, progress=progress)
     except KeyboardInterrupt:
         adapter.abort(federation, handle)
         raise Interrupted(
@@ -84,7 +84,7 @@ def _submit_and_follow(
 
 
 def _follow(
-    adapter: Deployment, federation: Path, handle: str, study: Study, out: Path, progress: bool
+    adapter: Deployment, federation: Path, handle: str, study: Study, *, out: Path, progress: bool
 ) -> dict[str, Any]:
     """Show how the run goes until it has ended, or stops moving."""
     options = study.federation

@@ -153,11 +153,6 @@ def _broken(state: Path, why: str) -> StorageError:
     )
 
 
-def sizes(arrays: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Shapes of arrays by name, as a line tells them."""
-    return {name: list(map(int, getattr(a, "shape", ()))) for name, a in arrays.items()}
-
-
 def as_rows(entries: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """A table of the record for people: heads and cells."""
     heads = ["line", "time", "asked", "study", "round", "columns", "what left", "ε charged", "answer"]

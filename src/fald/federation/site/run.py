@@ -110,6 +110,7 @@ class SiteRun:
         self.reveals = None if study.sampler is None else study.sampler.build_method().about.reveals
         self.hello: dict[str, str] = {}
         self.answers = Answers(folder)
+        self._exact = False  # whether the last answer was to what the site itself would have asked
         self.left: dict[str, int] = {}  # kinds of numbers that the last answer made leave, and how many
         self.epsilon: float | None = None  # charged so far
         self._session: Session | None = None
@@ -228,10 +229,11 @@ class SiteRun:
         reply
             Makes the bytes that leave.
         """
-        self.left = {}
+        self.left, self._exact = {}, False
         number, attempt = message.values["round"], message.values["attempt"]
         task, last = self._task(message), self.answers.last()
         if last is not None and digest == last.digest:
+            self.left = last.left  # once more
             return last.reply
         again = self._check_order(number, attempt, task, last)
         arrays = (self._ask if message.kind == "ask" else self._round)(message, digest, task, again)
@@ -241,8 +243,8 @@ class SiteRun:
         masked = arrays.get("masked")
         upload = "" if masked is None else _words_digest(masked)
         shapes = {n.removeprefix("shape_"): a.tolist() for n, a in arrays.items() if n.startswith("shape_")}
-        kept = Kept(number, attempt, task.hex(), upload, shapes)
-        self.answers.add(kept, Last(number, attempt, digest, task, content))
+        kept = Kept(number, attempt, task.hex(), upload, shapes, self._exact)
+        self.answers.add(kept, Last(number, attempt, self.left, digest, content))
         self._sent = (number, masked)
         return content
 
@@ -358,8 +360,8 @@ class SiteRun:
             check_shares(weights, self.frozen.sizes)
         weight = weights[:, self._place]
         leaves = self._langevin.read(message)
-        if self._session is not None and self.site.policy.audit and not again:
-            leaves = self._audited(message, number, leaves)
+        if self._session is not None and self.site.policy.audit:
+            leaves = self._audited(message, number, leaves, task)
         if self.study.privacy is not None:
             releases = check_weights(self.study, self.frozen.sizes, self._place, weight)
             self._langevin.check_noise(number, weight, leaves)
@@ -376,15 +378,16 @@ class SiteRun:
         spent = {f"spent_{i}": a for i, a in enumerate(jax.tree.leaves(upload.spent))}
         return {"masked": self._masked(message, flat, digest), **spent}
 
-    def _audited(self, message: wire.Message, number: int, leaves: list[Array]) -> list[Array]:
+    def _audited(self, message: wire.Message, number: int, leaves: list[Array], task: bytes) -> list[Array]:
         """The broadcast that the sum of the round before gives, after what came was compared with it."""
         assert self._langevin is not None
+        passed = {n.removeprefix(PASSED): a for n, a in message.arrays.items() if n.startswith(PASSED)}
         if number == 1:
             own = self._langevin.start
+        elif not passed and any(a.exact and a.task == task.hex() for a in self.answers.of(number)):
+            own = leaves  # asked again after a crash by a coordinator that has forgotten the round before
         else:
-            passed = {n.removeprefix(PASSED): a for n, a in message.arrays.items() if n.startswith(PASSED)}
-            total = self._summed(passed, number - 1)
-            own = self._langevin.after(number, total)
+            own = self._langevin.after(number, self._summed(passed, number - 1))
         mine, theirs = ({f"leaf_{i}": a for i, a in enumerate(each)} for each in (own, leaves))
         if not same(mine, theirs):
             raise FederationError(
@@ -393,6 +396,7 @@ class SiteRun:
                 hint="the same versions of fald and JAX are needed everywhere; or the coordinator asks for "
                 "something else",
             )
+        self._exact = all(map(np.array_equal, own, leaves))
         return own
 
     def _noise_root(self, task: bytes) -> Array:
@@ -439,13 +443,12 @@ class SiteRun:
         return LangevinSite(
             self.model,
             method,
-            sampler.participation,
             self.data,
-            self._place,
-            self.frozen.sizes,
-            self._root,
-            start_of(sampler, self.model),
-            self.folder,
+            scheme=sampler.participation,
+            place=(self._place, self.frozen.sizes),
+            root=self._root,
+            start=start_of(sampler, self.model),
+            folder=self.folder,
         )
 
     def _tell(self, sizes: Mapping[str, int]) -> None:
