@@ -145,7 +145,8 @@ class Federation:
                     f"site {name!r} has {' and '.join(differ)}", hint="install the same version everywhere"
                 )
             differ = differences(v.get("versions"), library_versions())
-            clock = v.get("time") if isinstance(v.get("time"), int | float) else began
+            told = v.get("time")
+            clock = float(told) if isinstance(told, int | float) else began
             off = clock - min(max(clock, began), time.time())  # it answered at some time in between
             if abs(off) > CLOCK:
                 differ = [*differ, f"a clock that is {off:+.0f} s off"]

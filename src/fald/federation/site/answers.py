@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -115,7 +115,8 @@ class Answers:
             return self._last[1]
         kept = wire.unpack(self._last_path.read_bytes())
         parts = {name: a.tobytes() for name, a in kept.arrays.items()}
-        return Last(**kept.values, **parts)
+        about: dict[str, Any] = {**kept.values, **parts}
+        return Last(**about)
 
     def _stamp(self) -> tuple[int, int]:
         found = self._last_path.stat()

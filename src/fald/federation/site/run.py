@@ -337,9 +337,8 @@ class SiteRun:
             )
         own = uploads[self._place]
         answered, sent = self._sent
-        if not (answered == number and np.array_equal(own, sent)) and _words_digest(own) not in {
-            a.upload for a in self.answers.of(number)
-        }:
+        kept = sent is not None and answered == number and np.array_equal(own, sent)
+        if not kept and _words_digest(own) not in {a.upload for a in self.answers.of(number)}:
             raise FederationError(
                 f"what was passed on as this site's upload of round {number} is not its own"
             )

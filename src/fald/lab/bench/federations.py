@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,12 @@ class Costs:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def start(
-        self, call: list[str], folder: Path, *, site: bool = False, **environment: str
+        self,
+        call: list[str],
+        folder: Path,
+        *,
+        site: bool = False,
+        environment: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a command in a folder and count what it spends."""
         with open(folder / "commands.txt", "ab") as said:
@@ -52,7 +57,7 @@ class Costs:
                 subprocess.Popen(
                     call,
                     cwd=folder,
-                    env={**os.environ, **environment},
+                    env={**os.environ, **(environment or {})},
                     stdin=subprocess.DEVNULL,
                     stdout=said,
                     stderr=said,
@@ -179,14 +184,14 @@ def _flower(folder: Path, tables: dict[str, Path], costs: Costs) -> Path:
     }
     link = ["--insecure", "--host", "127.0.0.1", "--port", str(port), "--database", str(folder / "link.db")]
     call = [f"{here}/flower-superlink", *link, "--disable-runtime-dependency-installation"]
-    costs.start(call, folder, **quiet)
+    costs.start(call, folder, environment=quiet)
     _until(lambda: _listens(port), folder)
     for site, table in tables.items():
         (folder / site).mkdir()
         (folder / site / "site.toml").write_text(f'name = "{site}"\ndata = {json.dumps(str(table))}\n')
         own = ["--host", "127.0.0.1", "--port", str(_free_port()), "--superlink", f"127.0.0.1:{port}"]
         call = [sys.executable, "-m", "fald.federation.engines.flower.supernode", str(folder / site)]
-        costs.start([*call, "--insecure", *own], folder, site=True, **quiet)
+        costs.start([*call, "--insecure", *own], folder, site=True, environment=quiet)
     trial.mkdir()
     about = f'name = "trial"\nengine = "flower"\nsites = {json.dumps(list(tables))}\nhost = "127.0.0.1"\n'
     (trial / "federation.toml").write_text(f"{about}port = {port}\n")
