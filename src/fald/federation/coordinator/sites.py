@@ -146,7 +146,7 @@ class Federation:
                 )
             differ = differences(v.get("versions"), library_versions())
             told = v.get("time")
-            clock = float(told) if isinstance(told, int | float) else began
+            clock = told if isinstance(told, float) else began  # a whole number may be too large for one
             off = clock - min(max(clock, began), time.time())  # it answered at some time in between
             if abs(off) > CLOCK:
                 differ = [*differ, f"a clock that is {off:+.0f} s off"]
