@@ -25,7 +25,7 @@ def two_cores(d=3):
     return Proposal(np.array([0.6, 0.4]), rng.normal(size=(2, d)), factors)
 
 
-@pytest.mark.parametrize("count, dim", [(1, 1), (2, 3), (7, 5), (1000, 8), (300, 501)])
+@pytest.mark.parametrize(("count", "dim"), [(1, 1), (2, 3), (7, 5), (1000, 8), (300, 501)])
 @pytest.mark.filterwarnings("ignore:The balance properties")
 def test_points_are_those_of_scipy_to_the_last_bit(count, dim):
     ours = scrambled(count, dim, np.random.Generator(np.random.Philox([5, 2])))

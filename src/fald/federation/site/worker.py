@@ -179,7 +179,7 @@ class SiteWorker:
 
     def _hello(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
         about = {"version": __version__, "versions": library_versions(), "protocol": PROTOCOL}
-        return {**about, "identity": self.identity.public}, {}
+        return {**about, "identity": self.identity.public, "time": time.time()}, {}
 
     def _family(self, message: wire.Message) -> str:
         """The model of the run that a message belongs to, by name; nothing of it is imported."""
