@@ -221,9 +221,7 @@ def server_of(
     if outcome.reached or not settings.go_on or _MOST_SCOPE & set(outcome.failed):
         return outcome
     if model.dim > _MOST_LEARNED:
-        far = (
-            f"split-HMC, which could go on, is for up to {_MOST_LEARNED} parameters"
-        )
+        far = f"split-HMC, which could go on, is for up to {_MOST_LEARNED} parameters"
         hint = f"use fewer features, or method='fa-ld': {model.dim} parameters need many rounds"
         return replace(outcome, reason=f"{outcome.reason}; {far}", advice=hint)
     mean, covariance = overall(current)
