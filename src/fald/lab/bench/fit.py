@@ -132,8 +132,8 @@ def table(found: Mapping[str, Any]) -> list[str]:
     """The document as Markdown."""
     lines = [
         "",
-        "**J**: `fald.fit`, 5 sites, beside tools that pool the rows: CPU-seconds of the fit. The error is the "
-        "largest Monte-Carlo standard error of a mean, in posterior sds",
+        "**J**: `fald.fit`, 5 sites, beside tools that pool the rows: CPU-seconds of the fit. The error is "
+        "the largest Monte-Carlo standard error of a mean, in posterior sds",
         "",
     ]
     lines += [
