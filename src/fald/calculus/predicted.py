@@ -36,6 +36,7 @@ _FOR_MIDDLE = 64  # positions of which the middle is taken
 _AT_ONCE = 8  # terms that are added up in float32
 _FACTORS = 64.0  # binary digits that a product of factors may grow to
 _SHORTENED = 1 << 14  # rows that are shortened at once
+_SMALL = 256  # rows of a table, on average, below which tables are looked at together
 _PAIRS = 32  # predictors' coefficients up to which all products of two are made first
 
 
@@ -76,13 +77,13 @@ class Totals:
 
     Attributes
     ----------
-    counts
-        (groups, 1) rows that each group stands for.
+    sizes, counts
+        Rows of each group, and (groups, 1) rows that each stands for.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Array | None = None):
         ends = np.cumsum(sizes)
-        self._rows, self._starts, self._weights = int(ends[-1]), ends - sizes, weights
+        self.sizes, self._rows, self._starts, self._weights = sizes, int(ends[-1]), ends - sizes, weights
         each = np.asarray(sizes, np.float64)[:, None]
         self.counts = each if weights is None else np.add.reduceat(weights, self._starts, axis=0)
 
@@ -367,6 +368,39 @@ def hessians(model: Model, tables: Sequence[PyTree], positions: Array) -> tuple[
         _add_slopes(layout, look, (slopes, tile.z, tile.totals), (grads, tile.tables, all_of_them))
         _add_bends(layout, bends, tile, second)
         out[tile.tables] += form.value_fn(eta, tile.y, others, tile.totals)
+    return out, grads, second
+
+
+def small(model: Model, tables: Sequence[PyTree]) -> bool:
+    """Whether ``hessians_each`` is for these tables: many small ones, of few predictors alone."""
+    layout = _layout(model)
+    rows = sum(len(table[0]) for table in tables)
+    return not layout.others and layout.predictors.shape[1] <= _PAIRS and rows < _SMALL * len(tables)
+
+
+@_quiet
+def hessians_each(model: Model, tables: Sequence[PyTree], positions: Array) -> tuple[Array, Array, Array]:
+    """Log likelihoods (S,), gradients (S, d) and Hessians (S, d, d), each table at its position (S, d)."""
+    form, layout = _form(model), _layout(model)
+    coefficients = positions[:, layout.predictors]
+    left, right = np.triu_indices(layout.predictors.shape[1])
+    out, grads = np.zeros(len(tables)), np.zeros(positions.shape)
+    second = np.zeros((*positions.shape, positions.shape[1]))
+    for tile in _tiles(tables, _MANY_ROWS):
+        own, totals, z = np.array(tile.tables), tile.totals, tile.z
+        pairs = z[:, left] * z[:, right]
+        eta = np.einsum("tk,tqk->qt", z, np.repeat(coefficients[own], totals.sizes, axis=0))[..., None]
+        eta = eta if layout.several else eta[0]
+        bends = form.bends_fn(eta, tile.y, {})
+        for i, (place, slope) in enumerate(zip(layout.predictors, form.slopes_fn(eta, tile.y, {}))):
+            grads[own[:, None], place] += totals(slope * z)
+            for j, other in enumerate(layout.predictors[i:], i):
+                block = np.empty((len(own), len(place), len(other)))
+                block[:, left, right] = block[:, right, left] = totals(bends[i][j] * pairs)
+                second[own[:, None, None], place[:, None], other] += block
+                if j > i:
+                    second[own[:, None, None], other[:, None], place] += block
+        out[own] += form.value_fn(eta, tile.y, {}, totals)[:, 0]
     return out, grads, second
 
 
