@@ -82,8 +82,9 @@ class Totals:
     """
 
     def __init__(self, sizes: Sequence[int], weights: Array | None = None):
-        ends = np.cumsum(sizes)
-        self.sizes, self._rows, self._starts, self._weights = sizes, int(ends[-1]), ends - sizes, weights
+        ends = np.cumsum(sizes, dtype=np.intp)
+        self.sizes, self._rows, self._weights = sizes, int(ends[-1]), weights
+        self._starts: NDArray[np.intp] = ends - np.asarray(sizes, np.intp)
         each = np.asarray(sizes, np.float64)[:, None]
         self.counts = each if weights is None else np.add.reduceat(weights, self._starts, axis=0)
 
@@ -103,7 +104,7 @@ class Totals:
             return np.add.reduceat(terms, self._starts, axis=0, dtype=np.float64)
         if terms.dtype == np.float32:
             terms = _in_steps(np.add, terms, _AT_ONCE)
-        return np.sum(terms, axis=0, dtype=np.float64, keepdims=True)
+        return np.asarray(np.sum(terms, axis=0, dtype=np.float64, keepdims=True))
 
     def of_logs(self, factors: Array, most: float = 2.0) -> Array:
         """Sums of the logarithms of factors (rows, positions) between 1 and ``most``, by their products."""
@@ -113,7 +114,7 @@ class Totals:
         parts = [np.arange(rows.start, rows.stop, step) for rows in self.slices]
         logs = np.log(np.multiply.reduceat(factors, np.concatenate(parts), axis=0))
         firsts = np.cumsum([0, *map(len, parts[:-1])])
-        return np.add.reduceat(logs, firsts, axis=0, dtype=np.float64)
+        return np.asarray(np.add.reduceat(logs, firsts, axis=0, dtype=np.float64))
 
 
 def _in_steps(operation: np.ufunc, terms: Array, step: int) -> Array:
@@ -296,7 +297,7 @@ def _means(x: Array) -> Array:
     """(features,) means, without a copy of the rows."""
     size = 1 << 16
     parts = (np.sum(x[first : first + size], axis=0, dtype=np.float64) for first in range(0, len(x), size))
-    return sum(parts, np.zeros(x.shape[1])) / len(x)
+    return np.asarray(sum(parts, np.zeros(x.shape[1])) / len(x))
 
 
 def values(model: Model, tables: Sequence[PyTree], positions: Array) -> Array:

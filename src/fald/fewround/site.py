@@ -324,7 +324,7 @@ def _local_quadratics(sites: Sequence[Site], start: Array) -> dict[str, Array]:
     """
     mode = _own_modes(sites, start)
     _, grads, second = hessians_each(sites, mode)
-    usable = np.isfinite(mode).all(axis=1) & np.isfinite(second).all(axis=(1, 2))
+    usable = np.asarray(np.isfinite(mode).all(axis=1) & np.isfinite(second).all(axis=(1, 2)))
     precision = _positive_part(-np.where(usable[:, None, None], second, 0.0))
     with np.errstate(invalid="ignore"):
         found = {
