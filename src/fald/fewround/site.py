@@ -157,7 +157,6 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "step_gradient": ("f", "Cd"),
     "step_count": ("i", ""),
     "step_size": ("f", ""),
-    "step_inertial": ("b", ""),
     "step_correlation": ("f", ""),
     "step_seed": ("i", ""),
 }
