@@ -77,21 +77,16 @@ class Totals:
 
     Attributes
     ----------
-    sizes, counts
-        Rows of each group, and (groups, 1) rows that each stands for.
+    sizes, slices, counts
+        Rows of each group, where they are, and (groups, 1) rows that they stand for.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Array | None = None):
-        ends = np.cumsum(sizes, dtype=np.intp)
-        self.sizes, self._rows, self._weights = sizes, int(ends[-1]), weights
-        self._starts: NDArray[np.intp] = ends - np.asarray(sizes, np.intp)
-        each = np.asarray(sizes, np.float64)[:, None]
-        self.counts = each if weights is None else np.add.reduceat(weights, self._starts, axis=0)
-
-    @property
-    def slices(self) -> list[slice]:
-        """Rows of each group."""
-        return [slice(a, b) for a, b in zip(self._starts, [*self._starts[1:], self._rows])]
+        ends = np.cumsum(sizes).tolist()
+        self.sizes, self._weights = sizes, weights
+        self.slices = [slice(end - size, end) for end, size in zip(ends, sizes)]
+        each = np.ones((ends[-1], 1)) if weights is None else weights
+        self.counts = np.array([each[rows].sum(axis=0) for rows in self.slices])
 
     def weighed(self, terms: Array) -> Array:
         """Terms (rows, positions), times how many rows each stands for."""
@@ -100,26 +95,25 @@ class Totals:
     def __call__(self, terms: Array) -> Array:
         """Sums of terms (rows, positions)."""
         terms = self.weighed(terms)
-        if len(self._starts) > 1:
-            return np.add.reduceat(terms, self._starts, axis=0, dtype=np.float64)
-        if terms.dtype == np.float32:
+        if terms.dtype == np.float32 and len(self.slices) == 1:
             terms = _in_steps(np.add, terms, _AT_ONCE)
-        return np.asarray(np.sum(terms, axis=0, dtype=np.float64, keepdims=True))
+            return np.sum(terms, axis=0, dtype=np.float64)[None]
+        return np.array([np.sum(terms[rows], axis=0, dtype=np.float64) for rows in self.slices])
 
     def of_logs(self, factors: Array, most: float = 2.0) -> Array:
         """Sums of the logarithms of factors (rows, positions) between 1 and ``most``, by their products."""
         step = max(1, int(_FACTORS / np.log2(most)))
-        if len(self._starts) == 1:
-            return self(np.log(_in_steps(np.multiply, factors, step), dtype=np.float64))
-        parts = [np.arange(rows.start, rows.stop, step) for rows in self.slices]
-        logs = np.log(np.multiply.reduceat(factors, np.concatenate(parts), axis=0))
-        firsts = np.cumsum([0, *map(len, parts[:-1])])
-        return np.asarray(np.add.reduceat(logs, firsts, axis=0, dtype=np.float64))
+        parts = [_in_steps(np.multiply, factors[rows], step) for rows in self.slices]
+        logs = np.log(np.concatenate(parts), dtype=np.float64)
+        ends = np.cumsum([len(part) for part in parts])
+        return np.array([np.sum(own, axis=0) for own in np.split(logs, ends[:-1])])
 
 
 def _in_steps(operation: np.ufunc, terms: Array, step: int) -> Array:
     """Sums or products of every ``step`` rows of terms (rows, positions); many times faster than reduceat."""
     whole = len(terms) // step * step
+    if not whole:
+        return operation.reduce(terms, axis=0, keepdims=True)
     out = operation.reduce(terms[:whole].reshape(-1, step, terms.shape[1]), axis=1)
     if whole == len(terms):
         return out
