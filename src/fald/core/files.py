@@ -11,11 +11,12 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from fald.core.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:  # a command that only helps does not wait for it
+    import numpy as np
 
 try:
     import fcntl
@@ -189,6 +190,8 @@ def storage_error(path: Path, error: OSError) -> StorageError:
 
 def pack(arrays: dict[str, np.ndarray]) -> bytes:
     """Arrays by name as the bytes of an ``.npz`` file."""
+    import numpy as np
+
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
@@ -196,6 +199,8 @@ def pack(arrays: dict[str, np.ndarray]) -> bytes:
 
 def unpack(path: Path) -> dict[str, np.ndarray]:
     """Read arrays by name from an ``.npz`` file of a checkpoint."""
+    import numpy as np
+
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
