@@ -76,7 +76,8 @@ np.lib.format.open_memmap(sys.argv[1], "w+", np.uint8, (rows, width)).flush()  #
 x = np.load(sys.argv[1], mmap_mode="r")
 if sys.argv[2] == "copied":
     x = np.array(x)
-data = fald.FederatedData((x, np.zeros(rows, np.uint8)), np.arange(11) * (rows // 10), tuple("0123456789"))
+labels, offsets = (np.arange(rows) % 2).astype(np.uint8), np.arange(11) * (rows // 10)
+data = fald.FederatedData((x, labels), offsets, tuple("0123456789"))
 seen = []
 fald.sample(
     0, fald.models.softmax_regression(width, 2), data, num_rounds=6, local_steps=2, step_size=1e-9,
@@ -86,6 +87,7 @@ print(max(seen) / x.nbytes)
 """
 
 
+@pytest.mark.slow
 def test_mapped_files_are_read_where_they_lie(tmp_path):
     mapped, copied = (float(run_python(MAPPED, str(tmp_path / "x.npy"), how)) for how in ("mapped", "copied"))
     assert copied - mapped > 0.9  # of the rows: the twin has them in memory, once

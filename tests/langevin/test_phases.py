@@ -43,7 +43,10 @@ def largest(sample, phases=PHASES, **others):
     "others",
     [
         {"correlation": 0.6},
-        {"momentum": 0.6, "participation": fald.without_replacement(2, allow_unequal=True)},
+        pytest.param(
+            {"momentum": 0.6, "participation": fald.without_replacement(2, allow_unequal=True)},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["noise that is shared", "momentum and drawn clients"],
 )

@@ -59,7 +59,7 @@ def off(sample, mean, variance):
     return max(abs(sample.mean() - mean) / np.sqrt(variance / len(sample)), abs(of_variance))
 
 
-@pytest.mark.parametrize("batch", [None, 2])
+@pytest.mark.parametrize("batch", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_every_row_of_every_step_has_its_own_key(batch):
     sample = last_draws(noisy(), batch_size=batch)
     assert off(sample, *law(SPREAD, batch)) < 4
@@ -71,6 +71,7 @@ def test_one_key_for_all_steps_is_told_apart(monkeypatch):
     assert off(last_draws(noisy(), num_chains=2000), *law(SPREAD)) > 8
 
 
+@pytest.mark.slow
 def test_clipped_gradients_have_keys_too():
     assert off(last_draws(noisy(), clip_norm=1e6), *law(SPREAD)) < 4
 

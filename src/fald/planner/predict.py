@@ -124,8 +124,8 @@ def predict(problem: Problem, setting: Setting, num_rounds: float = math.inf) ->
         problem,
         (place, posterior),
         (shifts, sd_errors),
-        float(last.autocorrelation_time().max()),
-        int(behind[-1]) + 1 if len(behind) else 0,
+        time=float(last.autocorrelation_time().max()),
+        forgotten=int(behind[-1]) + 1 if len(behind) else 0,
     )
 
 
@@ -258,11 +258,13 @@ def errors_at(problem: Problem, law: Chain, num_rounds: float) -> Prediction:
     """Errors after some rounds of a chain whose law is known."""
     place = law.at(num_rounds)
     time, forgotten = law.autocorrelation_time().max(), law.arrival(_FORGOTTEN, law.stationary) or 0
-    return _prediction(problem, (place, law.posterior), law.errors(place), float(time), forgotten)
+    return _prediction(
+        problem, (place, law.posterior), law.errors(place), time=float(time), forgotten=forgotten
+    )
 
 
 def _prediction(
-    problem: Problem, laws: tuple[Law, Law], errors: tuple[Array, Array], time: float, forgotten: int
+    problem: Problem, laws: tuple[Law, Law], errors: tuple[Array, Array], *, time: float, forgotten: int
 ) -> Prediction:
     (place, posterior), (shifts, sd_errors) = laws, errors
     w2 = float(gaussian.wasserstein2(*place, *posterior))
