@@ -5,6 +5,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# the commands start hundreds of Python processes: what one has compiled the next must not compile again
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install demo test test-all test-quick test-others lint bench mutants docs dist clean
 
 $(VENV)/bin/python:
@@ -44,7 +47,8 @@ $(VENV)/quick.stamp: $(VENV)/needs.stamp
 demo: $(VENV)/run.stamp  ## analyse the bundled four-hospital trial
 	@$(BIN)/fald demo
 
-TESTS = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
+# one process runs all tests of a file: it compiles their programs and makes their fixtures once
+TESTS = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/dev.stamp  ## run the tests that are not marked slow; a few minutes
 	$(TESTS) -n 2 -m 'not slow' $(PYTEST)

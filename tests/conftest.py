@@ -23,6 +23,7 @@ _LONGEST = (
     "test_nvflare",
     "test_flower",
     "test_exact_law",
+    "test_readme_federation",
     "test_conformance",
     "test_identities",
     "test_fit",
@@ -37,12 +38,9 @@ _LONGEST = (
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """One process runs the tests of a file: it compiles their programs and makes their fixtures once."""
+    """Put the longest files first; the Makefile has one process run all tests of a file."""
     order = {name: place for place, name in enumerate(_LONGEST)}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 

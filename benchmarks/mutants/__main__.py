@@ -4,6 +4,7 @@ python -m benchmarks.mutants                    every module, a sample of 40 mut
 python -m benchmarks.mutants wire.py --all      every mutant of the modules whose path contains "wire.py"
 python -m benchmarks.mutants wire.py --alive    only those that lived when the module was measured last
 python -m benchmarks.mutants --known            the known slips of ``known.toml`` alone, as CI does
+python -m benchmarks.mutants --attacks          a site without one of its guards at a time, ``attacks.toml``
 """
 
 from __future__ import annotations
@@ -95,9 +96,9 @@ def _score(tried: int, alive: list[str]) -> float:
     return round(100 * (tried - len(alive)) / max(1, tried), 1)
 
 
-def known() -> int:
-    """Make the known slips; the number of those that nobody noticed."""
-    slips = tomllib.loads((FOLDER / "known.toml").read_text(encoding="utf-8"))["slip"]
+def known(name: str) -> int:
+    """Make the slips of a list; the number of those that nobody noticed."""
+    slips = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))["slip"]
     warm = Warm(sorted({f"tests/{test}" for slip in slips for test in slip["tests"]}))
     missed = 0
     for slip in slips:
@@ -112,7 +113,7 @@ def known() -> int:
         )
         missed += found.state == "passed"
         print(f"{found.state:7} {found.seconds:5.1f}s {slip['promise']}  [{found.test[-60:]}]", flush=True)
-    print(f"{len(slips) - missed} of {len(slips)} known slips were noticed")
+    print(f"{len(slips) - missed} of {len(slips)} slips of {name}.toml were noticed")
     return missed
 
 
@@ -131,9 +132,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--alive", action="store_true", help="only those that lived the last time")
     parser.add_argument("--known", action="store_true", help="the known slips alone")
+    parser.add_argument("--attacks", action="store_true", help="the guards of a site alone")
     args = parser.parse_args()
-    if args.known:
-        return int(known() > 0)
+    if args.known or args.attacks:
+        return int(known("attacks" if args.attacks else "known") > 0)
     modules = [m for m in TESTS if not args.modules or any(part in m for part in args.modules)]
     if not modules:
         parser.error(f"no module matches; there are: {', '.join(TESTS)}")

@@ -14,70 +14,70 @@ _CHECKS = [
     )
 ]
 
-_ATTACKS = [
-    f"federation/test_site_attacks.py::{name}"
-    for name in (
-        "test_an_honest_round_gives_the_weighted_sum",
-        "test_weights_that_single_out_a_site_are_refused",
-        "test_weights_from_sizes_that_differ_between_sites_give_noise",
-        "test_sites_that_were_told_different_studies_give_noise",
-    )
-]
-
-_LIES = [
-    f"federation/test_lying_coordinator.py::{name}"
-    for name in (
-        "test_honest_rounds_are_answered_and_the_next_lie_is_not",
-        "test_sums_that_were_not_given_do_not_steer_the_protocol",
-        "test_a_broadcast_must_be_the_average",
-        "test_colluders_are_taken_as_the_largest",
-        "test_the_ledger_does_not_count_noise_of_others",
-    )
-]
-
-_OPENED = [
-    f"federation/test_lying_coordinator.py::{name}"
-    for name in (
-        "test_errors_do_not_bisect_a_column",
-        "test_forbidden_columns_are_refused_before_rows_are_read",
-        "test_failed_openings_are_counted_on_disk_and_limited",
-        "test_one_id_is_one_study",
-        "test_a_run_does_not_go_on_without_a_site",
-    )
-]
-
 _CLASSES = [
     "privacy/test_privacy_composition.py::test_classes_of_draws_keep_the_probability_and_round_up",
 ]
 
-_LOST = "privacy/test_privacy_combinations.py::test_rounds_lost_in_a_crash_are_paid_for_at_the_largest_step"
+_ANCHORS = [
+    f"privacy/test_privacy_steps.py::{name}"
+    for name in (
+        "test_profiles_far_out_are_those_of_logarithms",
+        "test_few_multipliers_are_kept_and_many_are_covered",
+    )
+]
 _SLOWLY = "privacy/test_privacy_combinations.py::test_epsilon_is_that_of_the_slow_sum_and_never_below_it"
 _REFUSED = [
     f"privacy/test_privacy_refusals.py::{name}"
     for name in ("test_options_out_of_range", "test_realised_participation_needs_the_table")
 ]
 
+_GAUSSIAN = [
+    f"theory/test_gaussian.py::{name}"
+    for name in (
+        "test_law_equals_enumeration_with_a_step_that_varies_inside_a_round",
+        "test_steps_summed_in_parts_give_the_same_law",
+        "test_what_is_not_given_is_the_default",
+        "test_bad_input_is_named",
+        "test_bad_distances_are_named",
+        "test_divergence_is_named",
+        "test_target_is_the_minimiser_with_the_inverse_curvature",
+        "test_wasserstein_equals_the_bures_formula",
+        "test_stationary_law_is_the_limit_and_a_fixed_point",
+    )
+]
+
+_SCHEDULES = [
+    f"settings/test_schedules.py::{name}"
+    for name in (
+        "test_values",
+        "test_schedules_are_their_formulas",
+        "test_numbers_out_of_range_are_refused",
+        "test_records_are_plain_and_come_back",
+        "test_numbers_can_be_taken_out_of_a_schedule_and_not_out_of_a_function",
+        "test_what_is_no_schedule_is_refused",
+        "test_equal_functions_are_those_with_the_same_code_and_values",
+        "test_functions_that_see_what_may_change_are_equal_to_themselves_alone",
+    )
+]
+
 TESTS: dict[str, list[str]] = {
     "fald/federation/wire.py": ["federation/test_wire.py"],
     "fald/federation/site/policy.py": ["federation/test_policy.py", "federation/test_budget_borders.py"],
-    "fald/federation/site/worker.py": [
-        *_OPENED,
-        "federation/test_site_run.py",
-        "federation/test_site_table.py",
-    ],
-    "fald/federation/site/run.py": [
-        *_ATTACKS,
-        "federation/test_site_run.py",
-        "federation/test_site_table.py",
-        *_LIES,
-    ],
+    "fald/federation/site/worker.py": ["federation/test_site_worker.py"],
+    "fald/federation/site/run.py": ["federation/test_site_rounds.py"],
     "fald/federation/site/langevin.py": [
         "federation/test_site_steps.py",
         "federation/test_site_run.py",
         "federation/test_site_table.py::test_messages_of_a_round_must_fit_the_study",
         "federation/test_site_table.py::test_uploads_are_compared_with_what_the_method_declares",
     ],
-    "fald/core/reveals.py": ["core/test_reveals.py", "federation/test_site_table.py"],
+    "fald/core/reveals.py": ["core/test_reveals.py"],
+    "fald/federation/site/messages.py": ["federation/test_messages.py"],
+    "fald/federation/site/opening.py": ["federation/test_opening.py"],
+    "fald/federation/site/answers.py": ["federation/test_answers.py"],
+    "fald/federation/site/audit.py": ["federation/test_audit.py"],
+    "fald/federation/site/record.py": ["federation/test_record.py"],
+    "fald/federation/site/confined.py": ["federation/test_process.py"],
     "fald/federation/site/ledger.py": ["federation/test_budget_borders.py", "federation/test_ledger.py"],
     "fald/federation/site/account.py": ["federation/test_account.py"],
     "fald/federation/secure/session.py": ["federation/test_budget_borders.py", "federation/test_secure.py"],
@@ -88,40 +88,33 @@ TESTS: dict[str, list[str]] = {
     "fald/federation/secure/identity.py": ["federation/test_budget_borders.py", "federation/test_secure.py"],
     "fald/fewround/certify.py": ["fewround/test_certify_borders.py", "fewround/test_certify.py"],
     "fald/fewround/chains.py": ["fewround/test_chain_checks.py"],
+    "fald/fewround/rays.py": ["fewround/test_rays.py"],
     "fald/fewround/weights.py": ["fewround/test_weights.py"],
     "fald/results/checks_of_draws.py": ["results/test_check_borders.py", *_CHECKS],
     "fald/results/checks_of_model.py": ["results/test_check_borders.py", *_CHECKS],
+    "fald/results/examine.py": ["results/test_examined.py"],
     "fald/results/judgement.py": ["results/test_check_borders.py", *_CHECKS],
     "fald/settings/participation.py": ["settings/test_participation.py"],
+    "fald/settings/schedules.py": _SCHEDULES,
     "fald/langevin/method.py": ["langevin/test_local_parts.py"],
     "fald/langevin/fald.py": ["langevin/test_local_parts.py"],
     "fald/langevin/noise.py": ["langevin/test_local_parts.py"],
     "fald/langevin/server.py": ["langevin/test_local_parts.py"],
-    "fald/langevin/guard.py": ["privacy/test_privacy_steps.py", _LOST],
+    "fald/langevin/safety.py": ["langevin/test_safety.py"],
+    "fald/langevin/rounds.py": ["langevin/test_local_parts.py"],
+    "fald/langevin/guard.py": ["langevin/test_guard.py"],
     "fald/privacy/accountant.py": ["privacy/test_privacy_steps.py", *_REFUSED],
     "fald/privacy/events.py": ["privacy/test_privacy_parts.py", *_CLASSES],
     "fald/privacy/rounds.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/compose.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/settings.py": ["privacy/test_privacy_parts.py"],
-    "fald/privacy/pld.py": ["privacy/test_privacy_steps.py", "privacy/test_privacy_profile.py", _SLOWLY],
+    "fald/privacy/pld.py": ["privacy/test_pld_parts.py", "privacy/test_privacy_profile.py", *_ANCHORS],
     "fald/privacy/rdp.py": ["privacy/test_privacy_steps.py", _SLOWLY],
     "fald/privacy/calibration.py": ["privacy/test_privacy_steps.py"],
+    "fald/privacy/paper.py": ["privacy/test_privacy_paper.py", "privacy/test_privacy_forms.py"],
     "fald/runtime/checkpoint.py": ["runtime/test_store.py"],
     "fald/theory/bounds.py": ["theory/test_bounds_by_hand.py"],
-    "fald/theory/gaussian.py": [
-        f"theory/test_gaussian.py::{name}"
-        for name in (
-            "test_law_equals_enumeration_with_a_step_that_varies_inside_a_round",
-            "test_steps_summed_in_parts_give_the_same_law",
-            "test_what_is_not_given_is_the_default",
-            "test_bad_input_is_named",
-            "test_bad_distances_are_named",
-            "test_divergence_is_named",
-            "test_target_is_the_minimiser_with_the_inverse_curvature",
-            "test_wasserstein_equals_the_bures_formula",
-            "test_stationary_law_is_the_limit_and_a_fixed_point",
-        )
-    ],
+    "fald/theory/gaussian.py": ["theory/test_gaussian_parts.py", *_GAUSSIAN],
     "fald/planner/law.py": [
         "planner/test_law_parts.py",
         "planner/test_planner.py::test_every_round_is_that_of_the_exact_law",

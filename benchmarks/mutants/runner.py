@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import importlib
 import importlib.abc
@@ -25,6 +26,7 @@ _TESTS = ("tests", "helpers", "conftest", "command", "reports", "images", "hosti
 _WALL = 20.0  # times the limit of CPU seconds: other work may share the machine
 _STUCK = 30.0  # seconds without using the CPU at all: it waits for what will not come
 _MEMORY = 12 * 2**30
+_FUNCTIONS: dict[str, list[types.FunctionType]] = {}  # those that were imported, by their file
 
 
 class Verdict(NamedTuple):
@@ -69,6 +71,10 @@ class Warm:
 
             if xla_bridge._backends:
                 raise RuntimeError("a package starts JAX when it is imported: forks would hang")
+        for thing in gc.get_objects():
+            if isinstance(thing, types.FunctionType) and thing.__code__.co_filename.startswith(str(ROOT)):
+                _FUNCTIONS.setdefault(thing.__code__.co_filename, []).append(thing)
+        gc.freeze()  # no fork looks through all of this again
 
     @staticmethod
     def _used_by(tests: list[str]) -> list[str]:
@@ -157,12 +163,11 @@ def _replaced(path: str, text: str) -> bool:
     new: dict[tuple[str, int], types.CodeType] = {}
     if not _paired(compile(original, where, "exec"), compile(text, where, "exec"), new):
         return False
-    for thing in gc.get_objects():
-        if isinstance(thing, types.FunctionType) and thing.__code__.co_filename == where:
-            code = new[thing.__code__.co_qualname, thing.__code__.co_firstlineno]
-            if code.co_freevars != thing.__code__.co_freevars:
-                return False
-            thing.__code__ = code
+    for thing in _FUNCTIONS.get(where, []):
+        code = new[thing.__code__.co_qualname, thing.__code__.co_firstlineno]
+        if code.co_freevars != thing.__code__.co_freevars:
+            return False
+        thing.__code__ = code
     return True
 
 
@@ -171,12 +176,34 @@ def _paired(old: types.CodeType, new: types.CodeType, found: dict[tuple[str, int
     inside = [[c for c in code.co_consts if isinstance(c, types.CodeType)] for code in (old, new)]
     if [c.co_name for c in inside[0]] != [c.co_name for c in inside[1]]:
         return False
-    body = old.co_flags & 0x2  # of a function; those of modules and classes have run already
-    if not body and _words(old) != _words(new):
-        return False
-    if body:
-        found[old.co_qualname, old.co_firstlineno] = new
+    if _ran(old):  # with the import: modules, classes, and their comprehensions
+        if _words(old) != _words(new):
+            return False
+        called = _reached(old)
+        if any(a.co_name in called and _words(a) != _words(b) for a, b in zip(*inside)):
+            return False
+    else:
+        key = (old.co_qualname, old.co_firstlineno)
+        if key in found:  # two of one name in one line
+            return False
+        found[key] = new
     return all(_paired(a, b, found) for a, b in zip(*inside))
+
+
+def _ran(code: types.CodeType) -> bool:
+    """Whether code runs when its module is imported."""
+    comprehension = code.co_name.startswith("<") and code.co_name != "<lambda>"
+    return "<locals>" not in code.co_qualname and (comprehension or not code.co_flags & 0x2)
+
+
+def _reached(code: types.CodeType) -> set[str]:
+    """Names that a module uses when it is imported, also by way of functions of its own."""
+    inside = [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_NAME", "LOAD_GLOBAL")}
+    names |= {name for c in inside if _ran(c) for name in _reached(c)}
+    while more := {n for c in inside if c.co_name in names for n in c.co_names} - names:
+        names |= more
+    return names
 
 
 def _words(code: types.CodeType) -> tuple:
@@ -219,7 +246,9 @@ def _tests(tests: list[str], seconds: float, folder: str, pipe: int, path: str, 
             if report.failed:
                 os.write(pipe, b"import of " + report.nodeid.encode()[:300])
 
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-n", "0", "--assert=plain", f"--basetemp={folder}/t"]
+    # which line failed, and what was never closed, is of no interest
+    without = [f"-pno:{name}" for name in ("cacheprovider", "unraisableexception", "threadexception")]
+    options = ["-q", "-x", *without, "-n", "0", "--assert=plain", "--tb=no", f"--basetemp={folder}/t"]
     return int(pytest.main([*options, *tests], plugins=[First()]))
 
 

@@ -161,12 +161,14 @@ def _promising(tree: ast.Module) -> Iterator[ast.AST]:
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Call) and _only_words(node):
+            continue
         yield node
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.AnnAssign | ast.ImportFrom | ast.Import):
             if isinstance(node, ast.AnnAssign) and node.value is not None:
                 waiting.append(node.value)
-            continue
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
@@ -174,8 +176,6 @@ def _promising(tree: ast.Module) -> Iterator[ast.AST]:
             waiting.extend([*node.body, *node.args.defaults, *(d for d in node.args.kw_defaults if d)])
         elif isinstance(node, ast.ClassDef):
             waiting.extend(node.body)
-        elif isinstance(node, ast.Call) and _only_words(node):
-            continue
         else:
             waiting.extend(ast.iter_child_nodes(node))
 

@@ -155,3 +155,97 @@ def test_curvature_and_mode_of_quadratics():
         x, y = np.concatenate([A[:7] * 8, A[:3] * 4]), np.concatenate([Y[:7], Y[:3]])
         mode = np.linalg.solve(np.eye(2) / 4 + x.T @ x, x.T @ y)
         np.testing.assert_allclose(g.pooled_mode(MODEL, data, THETA), mode, atol=0.02)
+
+
+def test_a_preconditioned_step_meets_the_scaled_curvature():
+    data = fald.FederatedData.from_arrays({"a": (A, Y)})
+    root = np.array([0.5, 3.0])
+    hessian = np.eye(2) / 4 + A.T @ A
+    with jax.disable_jit(False):
+        plain = g.largest_curvatures(MODEL, data, [0], THETA)[1]
+        met = g.largest_curvatures(MODEL, data, [0], THETA, root=root)[1]
+    scaled = root[:, None] * hessian * root
+    np.testing.assert_allclose(met, np.linalg.eigvalsh(scaled)[-1:], rtol=0.01)
+    np.testing.assert_allclose(plain, np.linalg.eigvalsh(hessian)[-1:], rtol=0.01)
+    assert abs(met[0] / plain[0] - 1) > 0.5
+
+
+def test_where_there_is_no_curvature_none_is_found():
+    flat = fald.Model(lambda theta: jnp.zeros(()), lambda theta, row: jnp.sum(theta), jnp.zeros(2))
+    data = fald.FederatedData.from_arrays({"a": jnp.ones((3, 1))})
+    with jax.disable_jit(False):
+        assert g.largest_curvatures(flat, data, [0], THETA)[1].tolist() == [0.0]
+
+
+def test_what_may_be_looked_at_is_bounded(monkeypatch):
+    """Rows × clients × looks × 2.5 × operations of a row stay below 1.5e10."""
+    cost = [1.0]
+    monkeypatch.setattr(g, "_operations", lambda model, data: cost[0])
+    sizes = {f"s{i}": np.zeros(n) for i, n in enumerate((300, 5000, 40, 800))}
+    data = fald.FederatedData.from_arrays(sizes)
+
+    def looked(clients, looks, operations):
+        cost[0] = operations
+        return g.affordable(MODEL, data, clients, looks)
+
+    assert looked([0, 1, 2, 3], 12, 0.0) == ([0, 1, 2, 3], 1000)  # no more than a thousand
+    assert looked([0, 2], 12, 1.0) == ([0, 2], 300)  # nor than the largest of them has
+    # 1.5e10 / (10 · 2.5 · 1e6) = 600 rows in all: 150 of each
+    assert looked([0, 1, 2, 3], 10, 1e6) == ([0, 1, 2, 3], 150)
+    assert looked([0, 1, 2, 3], 20, 1e6) == ([0, 1, 2, 3], 75)
+    # below 64 of each there are fewer clients, evenly spaced: 120 rows are 64 of one
+    assert looked([3, 1, 2, 0], 50, 1e6) == ([3], 64)
+    assert looked([3, 1, 2, 0], 30, 1e6) == ([3, 1, 0], 64)  # 200 rows
+    assert looked([3, 1, 2, 0], 60, 1e7) == ([3], 10)
+    assert looked([3, 1, 2, 0], 60, 1e12) == ([3], 1)
+
+
+def test_operations_are_those_of_a_gradient_of_one_row():
+    wide = fald.Model(
+        lambda t: jnp.zeros(()), lambda t, row: -0.5 * (row[-1] - row[:-1] @ t) ** 2, jnp.zeros(1000)
+    )
+    data = fald.FederatedData.from_arrays({"a": np.zeros((3, 1001), np.float32)})
+    with jax.disable_jit(False):
+        assert 2000 <= g._operations(wide, data) <= 10_000  # a product of 1,000 forwards, one backwards
+
+
+@pytest.mark.parametrize("size", [5, 256, 700])
+def test_squares_are_of_the_first_rows_and_stand_for_all(size):
+    rng = np.random.default_rng(1)
+    a, y = rng.normal(size=(size, 2)).astype(np.float32), rng.normal(size=size).astype(np.float32)
+    data = fald.FederatedData.from_arrays({"a": (a, y), "b": (A, Y)})
+    start = np.asarray(MODEL.flat_initial_position, float)
+    with jax.disable_jit(False):
+        found = g.squared_gradients(MODEL, data)
+    assert found.shape == (2, 2)
+    for (x, z), squares in zip(((a, y), (A, Y)), found):
+        own = (x * (z - x @ start)[:, None])[:256] ** 2
+        np.testing.assert_allclose(squares, own.sum(0) * max(1, len(x) / 256), rtol=1e-4)
+
+
+def test_descent_goes_down_from_afar_and_stays_where_nothing_is_better():
+    """A descent from far away needs short steps first; from the mode itself it must not leave."""
+    data = fald.FederatedData.from_arrays({"a": (A, Y)})
+    mode = np.linalg.solve(np.eye(2) / 4 + A.T @ A, A.T @ Y)
+    with jax.disable_jit(False):
+        for start in ([1e3, -1e3], mode):
+            found = g.pooled_mode(MODEL, data, jnp.asarray(start, jnp.float32))
+            np.testing.assert_allclose(found, mode, atol=2e-3)
+    cliff = fald.Model(
+        lambda theta: jnp.where(theta[0] < 0, jnp.nan, -theta[0]), lambda theta, row: 0.0 * row, jnp.ones(1)
+    )
+    rows = fald.FederatedData.from_arrays({"a": np.zeros(4, np.float32)})
+    with jax.disable_jit(False):  # beyond zero there is no energy: the descent ends before
+        assert 0 <= float(g.pooled_mode(cliff, rows, jnp.ones(1))[0]) < 1e-6
+
+
+def test_the_mode_of_a_large_model_is_that_of_fewer_rows(monkeypatch):
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(90, 2)).astype(np.float32), rng.normal(size=90).astype(np.float32)
+    data = fald.FederatedData.from_arrays({"a": (x, y)})
+    monkeypatch.setattr(g, "_operations", lambda model, data: 1.5e10 / (200 * 2.5) / 30)
+    taken = np.linspace(0, 89, 30).round().astype(int)
+    gram, right = np.eye(2) / 4 + 3 * x[taken].T @ x[taken], 3 * x[taken].T @ y[taken]
+    with jax.disable_jit(False):
+        found = g.pooled_mode(MODEL, data, jnp.zeros(2))
+    np.testing.assert_allclose(found, np.linalg.solve(gram, right), atol=1e-3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -37,14 +39,42 @@ def test_the_declared_sums_are_those_of_the_compiled_likelihood(name: str) -> No
     model, rows, positions = case(name)
     site = make_site(model, rows)
     value, grad, second = sums._over_parts(site, positions, 2)
-    found = predicted.hessians(model, rows, positions)
+    found = predicted.hessians(model, [rows], positions)
     for own, compiled in zip(found, (value, grad, second)):
-        np.testing.assert_allclose(own, compiled, rtol=1e-9, atol=1e-9)
-    for own, compiled in zip(predicted.gradients(model, rows, positions), (value, grad)):
-        np.testing.assert_allclose(own, compiled, rtol=1e-9, atol=1e-9)
-    for own, compiled in zip(predicted.mean_derivatives(model, rows, positions), (grad, second)):
-        np.testing.assert_allclose(own, compiled.mean(axis=0), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(own[0], compiled, rtol=1e-9, atol=1e-9)
+    for own, compiled in zip(predicted.gradients(model, [rows], positions), (value, grad)):
+        np.testing.assert_allclose(own[0], compiled, rtol=1e-9, atol=1e-9)
+    for own, compiled in zip(predicted.mean_derivatives(model, [rows], positions), (grad, second)):
+        np.testing.assert_allclose(own[0], compiled.mean(axis=0), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(predicted.values(model, [rows], positions)[0], value, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["linear", "linear with a known scale"])
+def test_few_rows_stand_for_many_where_squares_count(name: str) -> None:
+    model, (x, y), positions = case(name, 40_000)
+    rows = x + 50.0, y
+    site = make_site(model, rows)
+    assert len(site.table[0]) == 4 + 1 + 1 + 1  # features, intercept, outcome, and what stands for the rest
+    assert site.table[2].sum() == 40_000
+    for look in (predicted.gradients, predicted.hessians, predicted.mean_derivatives):
+        for short, whole in zip(look(model, [site.table], positions), look(model, [rows], positions)):
+            np.testing.assert_allclose(short, whole, rtol=1e-9, atol=1e-7 * np.abs(whole).max())
+    twin = *site.table[:2], np.ones(7)  # rows that are not counted are missed
+    assert not np.allclose(*(predicted.values(model, [t], positions) for t in (twin, rows)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("features", [4, 40])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sites_that_share_a_tile_answer_as_they_would_alone(name: str, features: int) -> None:
+    model, (x, y), positions = case(name, features=features)
+    edges = [0, 1, 3, 90, 91, 299, 300]
+    tables = [(x[a:b], y[a:b]) for a, b in itertools.pairwise(edges)]
+    for look in (predicted.values, predicted.gradients, predicted.hessians, predicted.mean_derivatives):
+        together, alone = look(model, tables, positions), [look(model, [one], positions) for one in tables]
+        if look is predicted.values:
+            together, alone = (together,), [(one,) for one in alone]
+        for whole, *parts in zip(together, *alone):
+            np.testing.assert_allclose(whole, np.concatenate(parts), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("offset", [0.0, 2000.0])
@@ -63,22 +93,26 @@ def test_values_in_float32_are_far_more_precise_than_weights_need(name: str, off
     chances = [x @ positions[0, place[:-1]] + positions[0, place[-1]] for place in places]
     chances = np.stack(chances if len(places) > 1 else [0 * chances[0], *chances])
     rows = x, np.argmax(chances + rng.gumbel(size=chances.shape), axis=0).astype(float)
-    exact = predicted.hessians(model, rows, positions)[0]
+    exact, slopes, _ = (part[0] for part in predicted.hessians(model, [rows], positions))
     assert np.std(predicted.values(model, [rows], positions)[0] - exact) < 2.0**-13
+    # gradients in nats per sd: those of an intercept at average features are up to √n
+    spread = np.sqrt(-1 / np.linalg.eigvalsh(predicted.hessians(model, [rows], positions[:1])[2][0, 0])[0])
+    off = predicted.gradients(model, [rows], positions)[1][0] - slopes
+    assert np.max(np.abs(off)) * spread < 2.0**-12
     if name == "logistic" and offset:  # the twin: parameters themselves in float32 are not good enough
         rounded = positions.astype(np.float32).astype(float)
-        assert np.std(predicted.hessians(model, rows, rounded)[0] - exact) > 2.0**-12
+        assert np.std(predicted.hessians(model, [rows], rounded)[0][0] - exact) > 2.0**-12
 
 
 def test_what_is_added_up_depends_neither_on_cores_nor_on_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows, _ = case("logistic", 5000)
     positions = 0.4 * np.random.default_rng(1).normal(size=(1500, model.dim))
-    alone = predicted.values(model, [rows], positions), predicted.gradients(model, rows, positions)[1]
+    alone = predicted.values(model, [rows], positions), predicted.gradients(model, [rows], positions)[1]
     monkeypatch.setattr(predicted, "_cores", lambda: 1)
-    again = predicted.values(model, [rows], positions), predicted.gradients(model, rows, positions)[1]
+    again = predicted.values(model, [rows], positions), predicted.gradients(model, [rows], positions)[1]
     for one, other in zip(alone, again):
         np.testing.assert_array_equal(one, other)
-    monkeypatch.setattr(predicted, "_ROWS", 100)
+    monkeypatch.setattr(predicted, "_BYTES", 1 << 15)
     np.testing.assert_allclose(predicted.values(model, [rows], positions), alone[0], atol=1e-8)
 
 

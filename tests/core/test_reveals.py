@@ -17,21 +17,22 @@ from fald.fewround.methods import FIT_METHODS
 from fald.fewround.site import ANSWERS
 from fald.langevin.registry import METHODS, declared
 
-# axes of the length of the parameters, and whether it is made of second derivatives over rows
+# axes of the length of the parameters, whether it is made of second derivatives over rows, binary digits that
+# leave in a sum, and the power of the parameters' units that each axis has
 MEANT = {
-    "nothing": (0, False), "count": (0, False), "value": (0, False), "point": (1, False),
-    "position": (1, False),
-    "quantised": (1, False), "whitened": (1, False),
-    "squares": (1, True), "gradient": (1, False), "shift": (1, False), "mode": (1, False),
-    "hessian": (2, True), "precision": (2, True), "square": (2, True), "leverage": (0, True),
+    "nothing": (0, False, None, 0), "count": (0, False, None, 0), "value": (0, False, 12, 0),
+    "point": (1, False, None, 0), "position": (1, False, None, 0), "quantised": (1, False, None, 0),
+    "whitened": (1, False, 20, 0), "squares": (1, True, None, -2), "gradient": (1, False, 12, -1),
+    "shift": (1, False, 12, -1), "mode": (1, False, 12, 1), "hessian": (2, True, 12, -1),
+    "precision": (2, True, 12, -1), "square": (2, True, 12, 1), "leverage": (0, True, 30, 0),
 }  # fmt: skip
 CURVED_METHODS = {"fsgld", "consensus", "consensus-parametric", "laplace"}
 CURVED_REQUESTS = {"anchor", "smooth", "local", "step"}
 
 
 def test_kinds_are_those_that_are_meant():
-    assert {kind: (k.axes, k.curvature) for kind, k in KINDS.items()} == MEANT
-    for kind, (_, curved) in MEANT.items():
+    assert {kind: (k.axes, k.curvature, k.grid, k.power) for kind, k in KINDS.items()} == MEANT
+    for kind, (_, curved, _, _) in MEANT.items():
         assert shows_curvature([kind]) == shows_curvature(["value", kind]) == curved
     assert not shows_curvature([])
 
@@ -75,6 +76,23 @@ def test_a_declaration_says_what_it_holds():
     assert quiet.sentences() == ["where its own steps ended", "second derivatives over its rows"]
     assert UNDECLARED.curvature  # as far as anybody knows
     assert not UNDECLARED.declared
+    assert hash(quiet) == hash(Reveals(("position", "nothing"), preparation={"y": "mode"}))  # for caches
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_every_array_of_an_upload_is_looked_at(place):
+    """Costs, position and energy each with a shape of its own, and the wrong one anywhere is seen."""
+    reveals = Reveals(("position", "nothing"))
+    right = [np.ones(2), np.ones((2, 3)), np.zeros(2)]
+    check_upload(reveals, right[1:], right[:1], 3)
+    wrong = [*right[:place], np.ones((2, 4)), *right[place + 1 :]]
+    with pytest.raises(PolicyError, match=f"of the kind '{('count', 'position', 'nothing')[place]}'"):
+        check_upload(reveals, wrong[1:], wrong[:1], 3)
+    with pytest.raises(PolicyError, match="declares to keep"):
+        check_upload(reveals, [right[1], np.array([0.0, 1e-300])], [], 3)
+    for few in (right[1:2], [], [*right[1:], right[2]]):
+        with pytest.raises(PolicyError, match=f"would send {len(few)} arrays where it declares 2"):
+            check_upload(reveals, few, [], 3)
 
 
 def test_what_is_not_declared_does_not_leave():

@@ -161,7 +161,7 @@ def test_an_engine_is_one_folder(package, tmp_path):
     place = tmp_path / "trial"
     from fald.federation import commands
 
-    commands.init(place, "north,south", "127.0.0.1", 8102, "folder")
+    commands.init(place, "north,south", "127.0.0.1", 8102, engine="folder")
     engine = deployment_of(place)
     assert engine.submit(place, {"out": "x"}) == "1"
     assert commands.status(place)["reached"]

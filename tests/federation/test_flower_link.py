@@ -316,7 +316,6 @@ def test_a_supernode_needs_a_site(tmp_path):
         supernode.main([str(tmp_path), "--node-config", 'site="elsewhere"'])
     added = supernode.prepare(tmp_path)
     first = Path(added["PATH"].split(os.pathsep)[0])
-    # what runs the apps is ours, and no program of Flower's that would unpack one can be started
+    # a thread of ours runs the apps, and no program of Flower's that would unpack one can be started
     assert {p.name for p in first.iterdir()} == {"flower-superexec", *(t.value for t in TaskType)}
-    assert "standin.py superexec" in (first / "flower-superexec").read_text()
-    assert "runs no other apps" in (first / "flwr-clientapp").read_text()
+    assert all("runs no other apps" in p.read_text() for p in first.iterdir())

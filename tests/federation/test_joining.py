@@ -53,7 +53,7 @@ def rows(tmp_path):
 def join(kit, rows):
     """Join until the site would begin to run."""
     said = []
-    commands.join(kit, rows, None, None, said.append, patience=0.1)
+    commands.join(kit, rows, None, None, report=said.append, patience=0.1)
     return said
 
 

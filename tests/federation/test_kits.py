@@ -134,7 +134,7 @@ def test_a_site_stays_with_its_authority(trial, tmp_path):
     table.write_text("y,u\n1,2\n")
     kit, heard = trial / "sites" / "north", []
     with pytest.raises(FederationError, match="no certificate came"):
-        commands.join(kit, table, None, None, heard.append, patience=0.1)
+        commands.join(kit, table, None, None, report=heard.append, patience=0.1)
     found = kits.authority_fingerprint(trial / "server")
     assert any(found in line for line in heard)
     assert any("Only two sites" in line for line in heard)
@@ -143,7 +143,7 @@ def test_a_site_stays_with_its_authority(trial, tmp_path):
     forged = tmp_path / "other" / "sites" / "north" / "startup" / "rootCA.pem"
     (kit / "startup" / "rootCA.pem").write_bytes(forged.read_bytes())
     with pytest.raises(FederationError, match="this site has joined"):
-        commands.join(kit, table, None, None, heard.append, patience=0.1)
+        commands.join(kit, table, None, None, report=heard.append, patience=0.1)
 
 
 def test_a_site_runs_only_our_class_and_sends_no_logs(trial):
@@ -247,19 +247,19 @@ def test_join_checks_before_it_asks(trial, tmp_path):
     table.write_text("x,y\n1,0\n2,1\n")
     kit = trial / "sites" / "north"
     with pytest.raises(ConfigError, match=r"kit\.json"):
-        commands.join(trial, table, None, None, print)
+        commands.join(trial, table, None, None, report=print)
     with pytest.raises(FaldError):
-        commands.join(kit, tmp_path / "none.csv", None, None, print)
+        commands.join(kit, tmp_path / "none.csv", None, None, report=print)
     with pytest.raises(FaldError):
-        commands.join(kit, table, tmp_path / "none.toml", None, print)
+        commands.join(kit, table, tmp_path / "none.toml", None, report=print)
     for content in ("", "[]", '{"north": "ab"}', json.dumps({"south": IDENTITY})):
         (tmp_path / "roster.json").write_text(content)
         with pytest.raises(FaldError):
-            commands.join(kit, table, None, None, print, pins=tmp_path / "roster.json")
+            commands.join(kit, table, None, None, report=print, pins=tmp_path / "roster.json")
     assert not (kit / "startup" / "client.key").exists()
     lines = []
     with pytest.raises(FederationError, match="no certificate"):
-        commands.join(kit, table, None, None, lines.append, patience=0.1)
+        commands.join(kit, table, None, None, report=lines.append, patience=0.1)
     assert "2 rows" in lines[0]
     request = json.loads((kit / "request.json").read_text())
     assert certificates.fingerprint(request) in lines[-1]
@@ -268,7 +268,7 @@ def test_join_checks_before_it_asks(trial, tmp_path):
     kits.approve(trial, folder.read_settings(trial), south / "request.json")
     (kit / "startup" / "client.crt").write_bytes((south / "startup" / "client.crt").read_bytes())
     with pytest.raises(FederationError, match="does not belong"):
-        commands.join(kit, table, None, None, print, patience=0.1)
+        commands.join(kit, table, None, None, report=print, patience=0.1)
 
 
 def test_damaged_folders_are_named(trial, tmp_path):
@@ -321,7 +321,7 @@ def test_a_job_names_two_classes_and_ships_nothing(made, tmp_path):
 def link(answers, aborted=lambda: False):
     """A link whose sites answer after some seconds, or never (None)."""
 
-    def request(name, topic, content, timeout, give_up):
+    def request(name, topic, content, *, timeout, give_up):
         pause = answers[name]
         end = time.monotonic() + (1e9 if pause is None else pause)
         while time.monotonic() < end:
@@ -358,7 +358,7 @@ def test_a_silent_site_is_late_and_its_thread_ends():
 
 
 def test_a_site_that_is_gone_is_absent():
-    def request(name, topic, content, timeout, give_up):
+    def request(name, topic, content, *, timeout, give_up):
         if name == "broken":
             raise RuntimeError("the engine's own words, which may quote anything")
         return None, {"gone": "target_unreachable", "odd": "msg_too_big"}[name]
@@ -376,21 +376,6 @@ def test_a_site_that_is_gone_is_absent():
 def test_an_aborted_job_ends_the_run():
     with pytest.raises(FederationError, match="ended the job"):
         link({"a": None}, aborted=lambda: True).send({"a": b""}, timeout=30)
-
-
-def test_the_watchdog_barks_only_when_nothing_moves(tmp_path, monkeypatch):
-    path, now = tmp_path / "rounds.jsonl", 1000.0
-    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: now))
-    dog = jobs.Watchdog(path, 60)
-    now += 59
-    assert not dog.is_stuck()
-    now += 2
-    path.write_text("{}\n")
-    assert not dog.is_stuck()
-    now += 59
-    assert not dog.is_stuck()
-    now += 2
-    assert dog.is_stuck()
 
 
 def test_units_name_the_folder(made, tmp_path):
@@ -426,7 +411,9 @@ def test_a_run_ends_when_its_job_has_lost_its_process(tmp_path, monkeypatch):
             return next(left)
 
         with pytest.raises(FederationError) as caught:
-            follow._follow(SimpleNamespace(job_state=job_state), tmp_path, "job", study, tmp_path, False)
+            follow._follow(
+                SimpleNamespace(job_state=job_state), tmp_path, "job", study, out=tmp_path, progress=False
+            )
         assert list(left) == []
         return str(caught.value)
 
@@ -447,7 +434,9 @@ def test_a_server_that_does_not_answer_for_a_while_ends_no_run(tmp_path, monkeyp
         raise FederationError("no server answers")
 
     def go():
-        return follow._follow(SimpleNamespace(job_state=job_state), tmp_path, "job", study, tmp_path, False)
+        return follow._follow(
+            SimpleNamespace(job_state=job_state), tmp_path, "job", study, out=tmp_path, progress=False
+        )
 
     assert go()["status"] == "done"
     (tmp_path / "outcome.json").unlink()

@@ -31,7 +31,9 @@ from fald.federation import wire
 from fald.federation.coordinator import sites
 from fald.federation.secure.fixed_point import total
 from fald.federation.secure.session import split, unmask_sum
+from fald.federation.site.langevin import LangevinSite
 from fald.federation.site.policy import make_policy
+from fald.federation.site.record import read_record
 from fald.federation.site.run import UNSAID, SiteRun
 from fald.federation.site.worker import SiteWorker
 
@@ -276,6 +278,30 @@ def test_a_row_whose_gradient_is_no_number_counts_as_zero():
     assert (norms <= 1e-34 * (1 + 1e-5)).all()
 
 
+def test_a_private_round_in_which_rows_overflow_is_numbers_and_is_charged(tmp_path):
+    """Whether a row overflows shows in nothing: not in a mark, not in a refusal, not in the ledger."""
+    study = {**PRIVATE, "model": {"family": "poisson"}}
+    coordinator = begun(Coordinator(tmp_path, secure=False, policy="unsummed = true\n"), study)
+    place = np.tile([1e5, 0.0, 0.0], (2, 1))  # exp(1e5 u) of every row with u > .007
+    assert (coordinator.rows["a"]["u"] > 0.01).any()
+    reply = coordinator.round(position=place)["a"]
+    assert np.isfinite(reply.arrays["leaf_0"]).all()
+    releases = coordinator.workers["a"]._folder(coordinator.ids["run"]) / "releases.json"
+    assert json.loads(releases.read_text()) == {"releases": 2}
+
+
+def test_a_private_round_that_fails_at_the_rows_is_charged_as_if_answered(tmp_path, monkeypatch):
+    coordinator = begun(Coordinator(tmp_path), PRIVATE)
+
+    def fails(self, task):
+        raise FloatingPointError("a row of 17.5 overflows")
+
+    monkeypatch.setattr(LangevinSite, "answer", fails)
+    assert {said(reply) for reply in coordinator.round().values()} == {UNSAID}
+    releases = coordinator.workers["a"]._folder(coordinator.ids["run"]) / "releases.json"
+    assert json.loads(releases.read_text()) == {"releases": 2}
+
+
 # -- 6: noise that others claim -----------------------------------------------------------------------------
 
 
@@ -398,6 +424,31 @@ def test_a_broadcast_must_be_the_average(coordinator):
     assert kinds(coordinator.round(position=average, number=2, passed=shown)) == ["reply"] * 3
 
 
+def test_a_broadcast_asked_again_is_answered_at_the_site_s_own(tmp_path):
+    """Otherwise a lie within the tolerance would get, in a second attempt, a second sum beside the first."""
+    coordinator = begun(Coordinator(tmp_path))
+    first = coordinator.round()
+    average, shown = summed(first)[:6].reshape(2, 3), uploads(first)
+    lie = {"position": average + 0.9e-8 * np.abs(average).max(), "number": 2}
+    both = [summed(coordinator.round(**lie, attempt=n, passed=shown)) for n in (1, 2)]
+    assert np.array_equal(*both)
+    assert "not passed on" in said(coordinator.round(**lie, attempt=3)["a"])
+
+
+def test_a_coordinator_that_has_forgotten_a_round_may_ask_it_again(coordinator):
+    """It may have saved less than it has shown when it was killed; the same question is no new one."""
+    begun(coordinator)
+    first = coordinator.round()
+    average = summed(first)[:6].reshape(2, 3)
+    second = coordinator.round(position=average, number=2, passed=uploads(first))
+    coordinator.ids["session"] = "4" * 16
+    begun(coordinator)
+    assert np.array_equal(summed(coordinator.round(position=average, number=2)), summed(second))
+    assert "not passed on" in said(
+        coordinator.round(position=summed(second)[:6].reshape(2, 3), number=3)["a"]
+    )
+
+
 # -- 10, 11: one id for several runs ------------------------------------------------------------------------
 
 
@@ -470,6 +521,23 @@ def test_a_first_secure_sum_is_over_the_sites_that_joined(tmp_path):
     assert "differ in 'd'" in said(coordinator.open()["a"])
 
 
+def test_a_beginning_that_is_refused_pins_nobody(coordinator):
+    """Two keys of three, announced once, would make this a federation of two: with single uploads allowed."""
+    opened = coordinator.open(FEW_ROUND)
+    hellos = {name: reply.values["hello"] for name, reply in opened.items()}
+    keys = {name: worker.identity.public for name, worker in coordinator.workers.items()}
+    values = {"names": NAMES, "sizes": SIZES, "hellos": hellos}
+    for announced in ({"a": keys["a"], "b": keys["b"]}, {**keys, "c": keys["b"]}, {}, {"a": 1, "b": [2]}):
+        said(coordinator.say("a", "begin", {**values, "identities": announced}))
+    coordinator.ids["run"], alone = "7" * 16, {"study": without_none(FEW_ROUND), "secure": False}
+    asked = {"version": __version__, "names": ["a", "b"], **alone}
+    assert "(unsummed)" in said(coordinator.say("a", "open", asked))
+    coordinator.ids["run"] = "0" * 16
+    more = {**keys, "d": keys["a"]}
+    assert coordinator.say("a", "begin", {**values, "identities": more}).kind == "reply"
+    assert set(json.loads((coordinator.workers["a"].settings.state / "pins.json").read_text())) == set(NAMES)
+
+
 # -- 14: requests of any size -------------------------------------------------------------------------------
 
 
@@ -523,17 +591,35 @@ def test_a_model_of_any_size_is_not_built(coordinator):
     assert "more parameters" in said(coordinator.open({**FEW_ROUND, "model": deep})["a"])
 
 
+def test_levels_without_number_are_not_encoded(coordinator):
+    """A table of so many columns would end the site's process."""
+    levels = {"u": [str(i) for i in range(30_000)]}
+    study = {**FEW_ROUND, "data": {**STUDY["data"], "categories": levels}}
+    assert "more parameters" in said(coordinator.open(study)["a"])
+
+
 def test_studies_are_counted_on_disk_and_limited(tmp_path):
     """Studies whose scalings cut a column at places of their own are the states of attack 1, one by one."""
     coordinator = Coordinator(tmp_path, policy="max-studies = 2\n")
     replies = []
-    for cut in (0.1, 0.2, 0.2, 0.3):
-        coordinator.ids["run"] = f"{len(replies):016x}"
+    for run, cut in (1, 0.1), (2, 0.1), (2, 0.1), (1, 0.1), (3, 0.1), (4, 0.3):
+        coordinator.ids["run"] = f"{run:016x}"
         scaling = {"u": {"center": cut, "scale": 1e-6}}
         replies.append(coordinator.open({**FEW_ROUND, "data": {**STUDY["data"], "scaling": scaling}})["a"])
         coordinator.again("a")
-    assert [reply.kind for reply in replies] == ["reply"] * 3 + ["refusal"]
+    assert [reply.kind for reply in replies] == ["reply"] * 4 + ["refusal"] * 2
     assert "(max-studies)" in said(replies[-1])
+
+
+def test_other_studies_under_a_known_id_do_not_reach_the_rows(tmp_path):
+    """Refused after the rows were read, each would tell whether it fits them, and none would count."""
+    coordinator = Coordinator(tmp_path)
+    assert opening(coordinator, scaling={"y": {"center": -1.0, "scale": 1}}).kind == "reply"
+    worker, read = coordinator.workers["a"], []
+    worker._load = lambda study: read.append(study)
+    for center in (0.0, 0.5, 2.0):
+        assert "another study" in said(opening(coordinator, scaling={"y": {"center": center, "scale": 1}}))
+    assert read == []
 
 
 @pytest.mark.parametrize(
@@ -559,6 +645,18 @@ def test_a_refused_study_does_not_change_the_precision_of_a_run(tmp_path):
             coordinator.ids["run"] = "0" * 16
         found.append(summed(coordinator.round()))
     assert np.array_equal(*found)
+
+
+def test_what_leaves_once_more_is_recorded_once_more(coordinator):
+    """A reply that got lost, or whose line could not be written, leaves when the same message comes again."""
+    begun(coordinator, FEW_ROUND)
+    request = next(honest_server(FEW_ROUND))
+    coordinator.ask(request)
+    coordinator.again("a")
+    coordinator.ask(request)
+    first, again = (e["left"] for e in read_record(coordinator.workers["a"].settings.state)[-2:])
+    assert first == again
+    assert first["value"] > 0
 
 
 def test_terminal_escapes_are_neutralised(coordinator):

@@ -1,13 +1,10 @@
 """A federation of the bundled trial on this machine: mutual TLS, three sites, the real commands."""
 
 import json
-import re
 import shutil
 import socket
 import ssl
-import subprocess
 import time
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,13 +13,13 @@ import xarray as xr
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed: pip install 'fald[nvflare]'")
 
-from benchmarks.loopback import FALD, Loopback, free_port, split_trial, start
+from benchmarks.loopback import Loopback, split_trial
 
 from fald.core.errors import ExitCode, FederationError
 from fald.federation.coordinator.run import run_federated
 from fald.federation.engines.nvflare import jobs, kits
 from fald.federation.engines.nvflare.certificates import Authority
-from fald.federation.engines.nvflare.process import Supervisor, end_family
+from fald.federation.engines.nvflare.process import Supervisor
 from fald.federation.folder import read_settings
 from fald.federation.link import LocalLink
 from fald.federation.site.worker import SiteSettings, SiteWorker
@@ -44,6 +41,7 @@ seed = 3
 
 [federation]
 timeout = {timeout}
+retries = 0  # who was killed for good is not waited for again
 """
 
 
@@ -182,7 +180,8 @@ def test_who_does_not_belong_is_refused(federation, folder):
     kits.make_site(folder / "genuine", settings, authority, second)  # the twin, which must get in
     authority.issue(folder / "genuine" / "startup", "client", second)
     sites = {
-        name: Supervisor("site", folder / name, second, settings.name) for name in ("borrowed", "genuine")
+        name: Supervisor("site", folder / name, name=second, organisation=settings.name)
+        for name in ("borrowed", "genuine")
     }
     for name in sites:  # as join does
         kits.settle(folder / name, kits.read_kit(folder / name))
@@ -210,7 +209,7 @@ def registered(kit):
 
 def assert_users_without_the_role_are_refused(folder, settings, authority, stranger, site):
     def session(name, maker, role, user):
-        kits.make_user(folder / name, settings, maker, user, role)
+        kits.make_user(folder / name, settings, maker, name=user, role=role)
         return jobs.AdminSession(folder / name, user)
 
     job = jobs.write_job(folder / "job", settings, {"out": str(folder / "never")})
@@ -281,43 +280,3 @@ def test_bad_requests_are_refused(federation, folder):
     federation.fald("federation", "init", federation.folder, "--sites", "a,b", "--host", "h", code=usage)
     federation.fald("federation", "serve", federation.folder, code=failed)  # the port is taken
     federation.fald("federation", "serve", folder / "nowhere", code=usage)
-
-
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_five_commands_of_the_readme(tmp_path):
-    """Followed literally, with a terminal for each command that keeps running."""
-    fences = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    (block,) = [content for kind, content in fences if kind == "sh" and "federation init" in content]
-    (study,) = [content for kind, content in fences if kind == "toml"]
-    (printed,) = [content for _, content in fences if content.startswith("$ fald run study.toml --quiet\n")]
-    lines = [line.split() for line in block.splitlines()]
-    assert [line[1:3] for line in lines[:4]] == [["federation", c] for c in ("init", "serve", "join", "join")]
-    for table in (Path(__file__).parents[2] / "examples" / "two-sites").glob("*.csv"):
-        shutil.copy(table, tmp_path)
-    (tmp_path / "study.toml").write_text(study)
-    init, *keep, run = [[*FALD, *line[1:]] for line in lines]
-    init = [*init, "--port", str(free_port())]  # the only word that is not the README's
-    kept = []
-    try:
-        subprocess.run(init, cwd=tmp_path, check=True, timeout=600, capture_output=True)
-        kept += [start(command, tmp_path, tmp_path / f"{i}.txt") for i, command in enumerate(keep)]
-        end = time.monotonic() + 600
-        while "2 of 2 sites joined" not in (tmp_path / "0.txt").read_text() and time.monotonic() < end:
-            time.sleep(0.5)
-        done = subprocess.run(run, cwd=tmp_path, timeout=600, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    finally:
-        for command in kept:
-            end_family(command.pid)
-            command.wait()
-    rows = [line for line in printed.splitlines() if line.startswith(("treatment", "age", "intercept"))]
-    assert len(rows) == 3
-    for row in rows:
-        (found,) = [line for line in done.stdout.splitlines() if line.startswith(row.split()[0])]
-        np.testing.assert_allclose(numbers(found), numbers(row), rtol=0.02, atol=0.005)
-
-
-def numbers(line):
-    return [float(word) for word in re.findall(r"-?\d+\.\d+", line)]

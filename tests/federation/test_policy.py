@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from fald.core.errors import ConfigError, ExitCode, PolicyError
 from fald.federation.site.policy import Enquiry, Policy, make_policy, policy_keys, read_policy
@@ -45,10 +46,35 @@ def test_without_a_file_everything_is_allowed():
     policy.check(ASKED)
     policy.check(PRIVATE)
     assert policy == make_policy({}) == Policy()
-    limits = ("max_rounds", "max_chains", "max_local_steps", "max_failed_opens", "max_studies")
-    assert [getattr(policy, name) for name in limits] == [100_000, 1_000, 10_000, 20, 100]
+    limits = ("max_rounds", "max_chains", "max_local_steps", "max_draws", "max_failed_opens", "max_studies")
+    assert [getattr(policy, name) for name in limits] == [100_000, 1_000, 10_000, 262_144, 20, 100]
     assert (policy.max_seconds, policy.max_megabytes, policy.minimum_rows) == (120.0, 4096, 1)
     assert (policy.curvature, policy.audit, policy.unsummed) == (True, True, None)
+
+
+def test_an_enquiry_that_says_no_more_asks_for_little():
+    asked = Enquiry(("y",), "linear", "auto", True, False, False, 1, 1)
+    assert (asked.rows, asked.dim, asked.local_steps, asked.sites) == (0, 0, 1, 0)
+    assert (asked.epsilon, asked.delta, asked.sums, asked.declared) == (None, None, True, True)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "private"),
+    [
+        (1.0, 1e-6, True), (None, 1e-6, False), (1.0, None, False), (None, None, False),
+        (float("inf"), 1e-6, False), (float("nan"), 1e-6, False),
+    ],
+)  # fmt: skip
+def test_privacy_without_a_limit_is_none(epsilon, delta, private):
+    assert replace(PRIVATE, epsilon=epsilon, delta=delta).private is private
+
+
+def test_a_policy_does_not_change():
+    policy = read_policy(None)
+    with pytest.raises(ValidationError, match="frozen"):
+        policy.minimum_rows = 0
+    with pytest.raises(ValidationError, match="frozen"):
+        policy.privacy.required = False
 
 
 def test_file_is_read(tmp_path):
@@ -64,6 +90,12 @@ def test_file_is_read(tmp_path):
     ("tree", "key", "change"),
     [
         ({"allowed-columns": ["outcome", "age", "sex"]}, "column 'hiv'", {"columns": ("outcome", "hiv")}),
+        (
+            {"allowed-columns": ["outcome", "age", "sex"]},
+            "columns 'dose', 'hiv'",
+            {"columns": ("hiv", "dose")},
+        ),
+        ({"allowed-methods": ["auto"]}, "method 'nuts'", {"method": "nuts"}),
         ({"allowed-models": ["logistic"]}, "model 'poisson'", {"family": "poisson"}),
         ({"allowed-methods": ["auto"]}, "method 'fa-ld'", {"method": "fa-ld"}),
         ({"allowed-methods": ["importance", "corrected"]}, "method 'sgld'", {"method": "sgld"}),
@@ -100,11 +132,55 @@ def test_methods_that_send_curvature_count_as_such(method):
         make_policy({"curvature": False}).check(asked)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"declared": False}, "'auto', which does not declare what it sends .reveals."),
+        ({"secure_sum": True, "sums": False}, "uploads of 'auto', which are more than sums .secure-sum."),
+    ],
+)
+def test_uploads_that_no_policy_allows(change, words):
+    """More than sums may leave where they are not summed, and a sum of what is one may."""
+    policy = make_policy({"unsummed": True})
+    with pytest.raises(PolicyError, match=words):
+        policy.check(replace(ASKED, **change))
+    for fine in ({"secure_sum": True}, {"sums": False}, {}):
+        policy.check(replace(ASKED, **fine))
+
+
+def test_a_few_round_method_may_be_called_like_one_that_sends_curvature():
+    """What requests show is said by the requests; only rounds of a method are judged by its name."""
+    asked = replace(ASKED, method="laplace", few_round=True, curvature=False)
+    make_policy({"curvature": False}).check(asked)
+    with pytest.raises(PolicyError, match="second derivatives"):
+        make_policy({"curvature": False}).check(replace(asked, few_round=False))
+    # of a method that is not known here only the enquiry says what it sends
+    make_policy({"curvature": False}).check(replace(asked, method="package:method", few_round=False))
+
+
+@pytest.mark.parametrize(
+    ("family", "named", "allowed"),
+    [
+        ("logistic", None, True), ("package:model", None, False), ("package:model", ["package:model"], True),
+        ("package:other", ["package:model"], False), ("logistic", ["package:model"], False),
+    ],
+)  # fmt: skip
+def test_models_of_packages_must_be_named(family, named, allowed):
+    policy = make_policy({} if named is None else {"allowed-models": named})
+    for check, asked in ((policy.check_model, family), (policy.check, replace(ASKED, family=family))):
+        if allowed:
+            check(asked)
+        else:
+            with pytest.raises(PolicyError, match=rf"the model '{family}' \(allowed-models\)"):
+                check(asked)
+
+
 def test_a_method_chosen_later_needs_all_that_may_be_chosen():
     make_policy({"allowed-methods": ["importance", "corrected"]}).check(ASKED)
     make_policy({"allowed-methods": ["auto"]}).check(replace(ASKED, method="corrected"))
-    with pytest.raises(PolicyError, match="method 'auto'"):
-        make_policy({"allowed-methods": ["importance", "fa-ld"]}).check(ASKED)
+    for few in (["importance", "fa-ld"], ["corrected"], ["fa-ld"], []):
+        with pytest.raises(PolicyError, match="method 'auto'"):
+            make_policy({"allowed-methods": few}).check(ASKED)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +203,17 @@ def test_privacy_that_the_site_insists_on(change, key):
         policy.check(replace(PRIVATE, **change))
 
 
+def test_limits_of_privacy_hold_where_it_is_not_required():
+    """A site may name δ alone: then a study that promises privacy is held to it, and others are not."""
+    policy = make_policy({"privacy": {"delta": 1e-5}})
+    assert not policy.privacy.required
+    policy.check(ASKED)
+    policy.check(replace(PRIVATE, epsilon=1e3))
+    with pytest.raises(PolicyError, match=r"\(privacy\.delta\)"):
+        policy.check(replace(PRIVATE, delta=1.1e-5))
+    make_policy({}).check(replace(PRIVATE, delta=0.5))
+
+
 def test_rows_are_counted_after_everything_else_was_allowed():
     policy = make_policy({"minimum-rows": 41})
     policy.check(replace(ASKED, rows=0))
@@ -135,11 +222,12 @@ def test_rows_are_counted_after_everything_else_was_allowed():
         policy.check_rows(replace(ASKED, rows=40))
 
 
-@pytest.mark.parametrize(("sites", "allowed"), [(2, True), (3, False), (0, False)])
+@pytest.mark.parametrize(("sites", "allowed"), [(2, True), (3, False), (0, False), (1, True)])
 def test_uploads_of_single_sites_are_for_two_of_them_by_default(sites, allowed):
     asked = replace(ASKED, secure_sum=False, sites=sites)
     assert allowed == (make_policy({})._refused_uploads(asked) == [])
     make_policy({"unsummed": True}).check(asked)
+    make_policy({}).check(replace(asked, secure_sum=True))
 
 
 def test_a_refusal_has_all_reasons_and_no_number_of_rows(tmp_path):
@@ -178,6 +266,16 @@ def test_sites_with_few_rows_are_warned(change, warned):
     [
         ("minimum-row = 3", "unknown key 'minimum-row'.*\n.*did you mean 'minimum-rows'"),
         ("[privacy]\nepsilon = 1", "unknown key 'privacy.epsilon'"),
+        ("max_rounds = 3", "unknown key 'max_rounds'.*\n.*did you mean 'max-rounds'"),
+        ("xyzzy = 1", "unknown key 'xyzzy'.*\n.*keys: allowed-columns, .*privacy.required"),
+        ("minimum-rows = 0\nminimum-row = 3", "unknown key 'minimum-row'"),
+        ("privacy = 3", "privacy: .*; got 3"),
+        ("max-rounds = [1]", r"max-rounds: [^\[]*integer \("),
+        ("max-seconds = 0", "max-seconds: .*greater than 0"),
+        ("max-seconds = 86401", "max-seconds: .*less than or equal to 86400"),
+        ("[privacy]\ncolluders = -1", "privacy.colluders: .*greater than or equal to 0"),
+        ("[privacy]\ndelta = 1.0", "privacy.delta: .*less than 1"),
+        ("[privacy]\ndelta = 0.0", "privacy.delta: .*greater than 0"),
         ("minimum-rows = 0", "minimum-rows: .* greater than or equal to 1; got 0"),
         ("curvature = 'perhaps'", "curvature: .*boolean"),
         ("allowed-models = ['logistc']", "allowed-models: 'logistc' is not known; did you mean 'logistic'"),
@@ -208,6 +306,19 @@ def test_models_of_packages_that_are_not_installed_may_be_allowed(tmp_path):
     assert read_policy(path).allowed_models == ["package:größe"]
     with pytest.raises(ConfigError, match="allowed-methods: 'package:model' is not known"):
         make_policy({"allowed-methods": ["package:model"]})
+
+
+@pytest.mark.parametrize("key", [k for k in policy_keys() if k.startswith("max-")])
+def test_limits_may_be_one_and_not_less(key):
+    least = {"max-seconds": 1e-3}.get(key, 1)
+    assert getattr(make_policy({key: least}), key.replace("-", "_")) == least
+    with pytest.raises(ConfigError, match=key):
+        make_policy({key: 0})
+
+
+def test_borders_of_privacy_may_be_taken():
+    section = {"max-epsilon": 1e-9, "delta": 0.999, "colluders": 0}
+    assert make_policy({"max-seconds": 86400, "privacy": section}).privacy.colluders == 0
 
 
 def test_a_missing_policy_is_an_error(tmp_path):

@@ -340,6 +340,30 @@ def test_another_version_is_refused(place, tmp_path):
         run_federated(place.study(), link, tmp_path / "out")
 
 
+STRANGE = [
+    ("hello", {"version": "9.\x1b[2J²"}, "fald 9"),
+    ("hello", {"version": None}, "fald None"),
+    ("open", {"rows": 10**30}, "number of rows"),
+    ("open", {"rows": True}, "number of rows"),
+    ("open", {"hello": None}, "who it is"),
+    ("open", {"features": 3}, "its columns"),
+    ("open", {"features": [["x"], {}]}, "columns of site"),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "said"), STRANGE)
+def test_strange_introductions_are_refused_and_move_no_terminal(place, tmp_path, kind, values, said):
+    def strange(content):
+        reply = place.worker("b").handle(content)
+        return repacked(wire.unpack(reply), **values) if wire.unpack(content).kind == kind else reply
+
+    link = LocalLink({**{n: place.worker(n).handle for n in SIZES}, "b": strange})
+    with pytest.raises(FederationError, match=said) as refused:
+        run_federated(place.study({}), link, tmp_path / "out")
+    assert "'b'" in refused.value.message
+    assert refused.value.message.isprintable()
+
+
 def test_a_policy_refuses_at_both_ends_and_says_why(place, tmp_path):
     policy = tmp_path / "policy.toml"
     policy.write_text('allowed-models = ["logistic"]\n')

@@ -29,7 +29,9 @@ def test_local_steps_at_a_site_are_those_written_out(tmp_path, batch_size, optio
     method = kind(**settings, batch_size=batch_size)
     start, root = np.array([[0.5, -1.0], [2.0, 0.0]], np.float32), np.zeros(2, np.uint32)
     with jax.disable_jit():
-        site = LangevinSite(model, method, "full", data, 1, [13, 7], root, start, tmp_path)
+        site = LangevinSite(
+            model, method, data, scheme="full", place=(1, [13, 7]), root=root, start=start, folder=tmp_path
+        )
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.vmap(method.init)(jnp.asarray(start))[0])]
         upload = site.answer(Task(0, np.array([0.35, 0.0]), leaves, 0, root))
     theta = start[0].astype(float)
@@ -50,7 +52,8 @@ def site_of(folder, start, **settings):
     method = fald.samplers.fald(**{"local_steps": 4, "step_size": 0.01, **settings})
     rows = replace(data, part=True)
     root = np.zeros(2, np.uint32)
-    return LangevinSite(linear_model(2.0), method, "full", rows, 1, [7, 3], root, start, folder), method
+    given = {"scheme": "full", "place": (1, [7, 3]), "root": root, "start": start, "folder": folder}
+    return LangevinSite(linear_model(2.0), method, rows, **given), method
 
 
 START = np.array([[0.5, -1.0], [2.0, 0.0]], np.float32)

@@ -19,7 +19,7 @@ def gaussian_rays(far=0.0, width=10.0, weights=0.0):
     narrow, r = np.log1p(-far) - rays.RADII**2 / 2, rays.RADII
     wide = np.log(max(far, 1e-300)) - 2 * np.log(width) - (r / width) ** 2 / 2
     values = np.tile(np.logaddexp(narrow, wide), (len(cast.directions), 1))
-    return cast, rays.far(values, np.full_like(values, weights), 2, COUNT, certify.quantile(2))
+    return cast, rays.far(values, np.full_like(values, weights), 2, count=COUNT, quantile=certify.quantile(2))
 
 
 def tails(power):
@@ -64,7 +64,7 @@ def judged(**changes):
         certify.sds_precise(x["precision"], TOLERANCE, NAMES),
         certify.moments_exist(x["precision"], NAMES),
         certify.agreement(x["moments"], x["all_moments"], TOLERANCE, NAMES),
-        certify.tails(x["tails"], np.eye(2), 0.0, np.ones(2), NAMES),
+        certify.tails(x["tails"], np.eye(2), 0.0, np.ones(2), names=NAMES),
         certify.far_mass(*x["rays"], TOLERANCE, NAMES),
         certify.defined(x["undefined"], FLAT, distance, TOLERANCE),
         certify.mode(x["best"], x["gain"]),
@@ -166,7 +166,7 @@ def test_a_tail_that_rises_at_its_end_counts_by_its_height_there(end, holds):
     cast = rays.cast(np.zeros(1), np.eye(1), np.zeros((0, 1)), np.random.default_rng(1))
     values = np.tile(-(rays.RADII**2) / 2, (len(cast.directions), 1))
     values[:, -2:] = end
-    found = rays.far(values, values + 30.0, 1, COUNT, certify.quantile(1))
+    found = rays.far(values, values + 30.0, 1, count=COUNT, quantile=certify.quantile(1))
     assert certify.far_mass(cast, found, TOLERANCE, NAMES[:1]).holds == holds
 
 
@@ -175,7 +175,7 @@ def test_what_a_power_tail_has_beyond_all_rays_counts(degrees, holds):
     cast = rays.cast(np.zeros(1), np.eye(1), np.zeros((0, 1)), np.random.default_rng(1))
     values = np.tile(-(degrees + 1) / 2 * np.log1p(rays.RADII**2 / degrees), (len(cast.directions), 1))
     # along the rays themselves the draws could not be better
-    found = rays.far(values, np.full_like(values, -30.0), 1, COUNT, certify.quantile(1))
+    found = rays.far(values, np.full_like(values, -30.0), 1, count=COUNT, quantile=certify.quantile(1))
     assert certify.far_mass(cast, found, TOLERANCE, ["a"]).holds is holds
 
 

@@ -128,7 +128,7 @@ def test_variances_exist_jointly_above_a_power_that_grows_with_what_moves(moving
     for off, holds in ((1e-6, True), (-1e-6, False)):
         powers = np.full(2, 20.0)
         powers[which] = power + off
-        found = certify.tails(falling(powers), directions, 0.0, SD, NAMES)
+        found = certify.tails(falling(powers), directions, 0.0, SD, names=NAMES)
         assert (found.name, found.holds) == ("tails", holds)
         if not holds:
             assert all(name in found.sentence for name in NAMES[:moving])
@@ -138,18 +138,18 @@ def test_variances_exist_jointly_above_a_power_that_grows_with_what_moves(moving
     if moving < 3:
         powers = np.full(2, 20.0)
         powers[which] = power + 0.1
-        assert certify.tails(falling(powers), directions, 0.0, SD, NAMES).holds
+        assert certify.tails(falling(powers), directions, 0.0, SD, names=NAMES).holds
         directions[which, 2] = 0.11 * SD[2]
-        assert not certify.tails(falling(powers), directions, 0.0, SD, NAMES).holds
+        assert not certify.tails(falling(powers), directions, 0.0, SD, names=NAMES).holds
 
 
 def test_a_tail_that_has_fallen_far_or_is_no_number():
     one = np.array([[1.0, 0.0, 0.0]])
     for fall, holds in ((200.0 + LEAST, True), (200.0, False)):
-        assert certify.tails(np.full(2, -fall + 7.0), one, 7.0, np.ones(3), NAMES).holds == holds
+        assert certify.tails(np.full(2, -fall + 7.0), one, 7.0, np.ones(3), names=NAMES).holds == holds
     for far, holds in ((-np.inf, True), (np.nan, True), (0.0, False), (np.inf, False)):
-        assert certify.tails(np.array([0.0, far]), one, 0.0, np.ones(3), NAMES).holds == holds
-    assert certify.tails(np.array([-np.inf, -np.inf]), one, 0.0, np.ones(3), NAMES).holds
+        assert certify.tails(np.array([0.0, far]), one, 0.0, np.ones(3), names=NAMES).holds == holds
+    assert certify.tails(np.array([-np.inf, -np.inf]), one, 0.0, np.ones(3), names=NAMES).holds
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -275,7 +275,7 @@ def test_what_moves_along_a_tail_is_a_matter_of_proportion(length):
         directions = length * SD * np.array([[1.0, second, 0.0]])
         for power, holds in ((2 + moving - 0.01, False), (2 + moving + 0.01, True)):
             values = np.array([0.0, -power * np.log(10)])
-            found = certify.tails(values, directions, 0.0, SD, NAMES)
+            found = certify.tails(values, directions, 0.0, SD, names=NAMES)
             assert found.holds == holds
             assert ("along a, b:" in found.sentence) == (moving == 2)
             assert ("along a:" in found.sentence) == (moving == 1)

@@ -29,7 +29,14 @@ def failing(old, previous, new, energies=None, accepted=0.9, tolerance=0.05, ext
     """The conditions that object, with parameters of different units far from zero."""
     energies = [Z[6], Z[7], Z[8]] if energies is None else energies
     ends = [np.column_stack(pair) * SCALES + PLACES for pair in (old, previous, new)]
-    checks = chains.chain_checks(ends, energies, accepted, 0.5, tolerance, NAMES[:1] if extra else NAMES)
+    checks = chains.chain_checks(
+        ends,
+        energies,
+        accepted=accepted,
+        least=0.5,
+        tolerance=tolerance,
+        names=NAMES[:1] if extra else NAMES,
+    )
     assert [c.name for c in checks] == ["movement", "bias", "settled", "acceptance"]
     return {c.name: c.sentence for c in checks if not c.holds}
 

@@ -8,6 +8,7 @@ import pytest
 import fald
 from fald.core.errors import ConfigError
 from fald.fewround import certify, importance, learned, search
+from fald.fewround.chains import Frame
 from fald.fewround.corrected import corrected_langevin
 from fald.fewround.exchange import InProcessExchange, Questions
 from fald.fewround.learned import run_chains
@@ -237,8 +238,8 @@ def off_start(seed=1, max_rounds=24):
     data = fald.FederatedData.from_arrays(logistic_rows(25, 2, 3, effect=2.0))
     model = fald.models.logistic_regression(2, prior_scale=2.5)
     mean, sd = independent(model, data)
-    start, exchange = (mean + 0.3 * sd, np.diag(0.8 * sd)), Recorded(model, data)
-    server = run_chains(model, *start, seed=seed, tolerance=TOLERANCE, max_rounds=max_rounds)
+    start, exchange = Frame(mean + 0.3 * sd, np.diag(0.8 * sd)), Recorded(model, data)
+    server = run_chains(model, start, seed=seed, tolerance=TOLERANCE, max_rounds=max_rounds)
     return *drive(server, exchange), exchange.requests, mean, sd
 
 
@@ -257,6 +258,7 @@ def test_chains_along_a_learned_gradient_have_the_exact_law(few_states, monkeypa
     assert max(errors(outcome.positions, mean, sd)) > TOLERANCE + 0.02
 
 
+@pytest.mark.slow
 def test_gradients_are_asked_for_further_out_too(few_states):
     _, _, requests, mean, sd = off_start()
     states = requests[0]["states"]

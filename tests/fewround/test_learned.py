@@ -54,7 +54,8 @@ def settled(shift, seed):
     ends[2][:, 7] += shift
     energies = [rng.standard_normal(6400) for _ in range(3)]
     names = [str(i) for i in range(121)]
-    return [c for c in chain_checks(ends, energies, 0.8, 0.5, 0.05, names) if not c.holds]
+    found = chain_checks(ends, energies, accepted=0.8, least=0.5, tolerance=0.05, names=names)
+    return [c for c in found if not c.holds]
 
 
 def test_chains_at_rest_are_called_settled():

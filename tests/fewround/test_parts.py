@@ -13,6 +13,7 @@ from fald.fewround.climbers import Climbers
 from fald.fewround.mixture import fit_mixture
 from fald.fewround.proposal import Proposal
 from fald.fewround.search import Search
+from fald.fewround.sobol import scrambled
 from fald.fewround.target import Derivatives, Target
 from helpers import federation, linear_model
 
@@ -22,6 +23,19 @@ def two_cores(d=3):
     a = rng.normal(size=(d, d))
     factors = np.stack([proposal.cholesky(a @ a.T + np.eye(d)), np.sqrt(2) * np.eye(d)])
     return Proposal(np.array([0.6, 0.4]), rng.normal(size=(2, d)), factors)
+
+
+@pytest.mark.parametrize("count, dim", [(1, 1), (2, 3), (7, 5), (1000, 8), (300, 501)])
+@pytest.mark.filterwarnings("ignore:The balance properties")
+def test_points_are_those_of_scipy_to_the_last_bit(count, dim):
+    ours = scrambled(count, dim, np.random.Generator(np.random.Philox([5, 2])))
+    theirs = stats.qmc.Sobol(dim, scramble=True, rng=np.random.Generator(np.random.Philox([5, 2])))
+    assert np.array_equal(ours, theirs.random(count))
+
+
+def test_ranks_are_those_of_scipy():
+    for values in ([3.0, 1.0, 1.0, 2.0, -np.inf], [1.0, np.nan, 2.0], np.arange(7) % 3 - 1.0):
+        assert np.array_equal(certify._ranks(np.array(values)), stats.rankdata(values), equal_nan=True)
 
 
 def normalisations(density_count, repeats=20):

@@ -11,6 +11,7 @@ from fald.lab.reproduce import simulations as sim
 from fald.lab.reproduce.base import PanelRun, read_settings
 from fald.lab.reproduce.panels import PANELS
 from fald.lab.reproduce.runner import redraw
+from helpers import mostly_slow
 
 GAUSSIAN = [name for name in PANELS if name.startswith(("fig1", "fig2"))]
 TINY = {
@@ -153,7 +154,7 @@ def test_published_noise_leaves_a_bias_that_no_step_size_removes_and_realised_no
     assert realised[-1] < 0.01 * realised[0]
 
 
-@pytest.mark.parametrize("noise", ["paper", "realised"])
+@pytest.mark.parametrize("noise", mostly_slow(["paper", "realised"], ["paper"]))
 def test_runs_with_drawn_clients_follow_the_law_of_their_noise_and_not_of_the_other(tmp_path, noise):
     settings = tiny("fig2e")
     federation = sim.paper_federation(0, settings)
@@ -171,11 +172,7 @@ def test_runs_with_drawn_clients_follow_the_law_of_their_noise_and_not_of_the_ot
     assert z[noise] < sim.limit_of(5) < z[other]
 
 
-def _slow(name):
-    return pytest.param(name, marks=pytest.mark.slow) if name in ("fig2b", "fig2c", "fig2d") else name
-
-
-@pytest.mark.parametrize("name", [_slow(name) for name in GAUSSIAN])
+@pytest.mark.parametrize("name", mostly_slow(GAUSSIAN, ["fig1a", "fig1b", "fig1d"]))
 def test_panel_in_miniature(name, tmp_path):
     panel, settings = PANELS[name], tiny(name)
     outcome = panel.measure(run_of(name, tmp_path, settings))
@@ -207,6 +204,7 @@ def test_correlation_makes_no_difference_and_the_verdict_says_so(tmp_path):
     assert verdict.verdict == "does not hold"
 
 
+@pytest.mark.slow
 def test_same_seed_same_points_other_seed_other_points(tmp_path):
     def points(seed):
         return PANELS["fig2e"].measure(run_of("fig2e", tmp_path, seed=seed)).table.to_csv()

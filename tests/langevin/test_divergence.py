@@ -10,6 +10,7 @@ import pytest
 
 import fald
 from fald.core.errors import ExitCode, NonFiniteError
+from helpers import mostly_slow
 
 
 def federation(outcome_fn, scale=1.0, sizes=(40, 17, 3)):
@@ -61,7 +62,7 @@ def advised(error) -> float:
     return float(re.search(r"(?:step-size|below) ([0-9.e+-]+) \(0\.2 divided", error.hint).group(1))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_slow(CASES, ["logistic"]))
 def test_too_large_step_is_explained_and_the_advice_works(name):
     model, data = CASES[name]
     error = diverges(model, data, 20.0)

@@ -14,7 +14,7 @@ from fald.calculus.gradients import Rows, Split, choose_without_replacement
 from fald.core.keys import Stream, chain_key, client_key, normals, stream_key
 from fald.langevin import inprocess
 from fald.runtime import loop
-from helpers import run_python
+from helpers import SLOW, mostly_slow, run_python
 
 SIZES = {"ash": 6, "birch": 1, "cedar": 6, "elm": 6, "fir": 1}  # each size is compiled for itself
 PRIOR_SCALE = 2.5
@@ -22,6 +22,7 @@ MODEL = fald.models.logistic_regression(3, prior_scale=PRIOR_SCALE)
 ROUNDING = 2e-5
 ONE = fald.with_replacement(2)
 TWO = fald.without_replacement(2, allow_unequal=True)
+BOTH = mostly_slow([fald.full(), ONE], [fald.full()])
 
 
 def clients(sizes=None, seed=0):
@@ -188,7 +189,7 @@ def test_order_of_clients_does_not_matter_but_their_names_do(participation):
     assert apart(run(**still), run(data=renamed, **still)) < ROUNDING
 
 
-@pytest.mark.parametrize("noise", ["realised", "paper"])
+@pytest.mark.parametrize("noise", mostly_slow(["realised", "paper"], ["realised"]))
 def test_drawing_all_clients_without_replacement_is_full_participation(noise):
     whole = run(data=EQUAL, noise=noise)
     assert apart(whole, run(data=EQUAL, noise=noise, participation=fald.without_replacement(4))) < ROUNDING
@@ -197,7 +198,7 @@ def test_drawing_all_clients_without_replacement_is_full_participation(noise):
     )
 
 
-@pytest.mark.parametrize("participation", [fald.full(), ONE], ids=lambda p: p.scheme)
+@pytest.mark.parametrize("participation", BOTH, ids=lambda p: p.scheme)
 def test_padding_changes_nothing(participation, monkeypatch):
     # chains one after the other: side by side, all clients are padded to the largest anyway
     monkeypatch.setattr(inprocess, "_GATHER_BYTES", 0)
@@ -221,7 +222,7 @@ def test_padding_rows_that_counted_would_be_noticed(monkeypatch):
     assert apart(exact, run(model=fresh, engine=fald.InProcess(capacities=(9,)))) > 100 * ROUNDING
 
 
-@pytest.mark.parametrize(("participation", "batch_size"), [(ONE, None), (TWO, 4)])
+@pytest.mark.parametrize(("participation", "batch_size"), mostly_slow([(ONE, None), (TWO, 4)], [(ONE, None)]))
 def test_chains_side_by_side_or_one_after_the_other_are_the_same(participation, batch_size, monkeypatch):
     together = run(participation=participation, batch_size=batch_size)
     monkeypatch.setattr(inprocess, "_GATHER_BYTES", 0)
@@ -229,7 +230,7 @@ def test_chains_side_by_side_or_one_after_the_other_are_the_same(participation, 
     assert apart(together, run(1, participation=participation, batch_size=batch_size)) > 100 * ROUNDING
 
 
-@pytest.mark.parametrize("participation", [fald.full(), ONE], ids=lambda p: p.scheme)
+@pytest.mark.parametrize("participation", BOTH, ids=lambda p: p.scheme)
 def test_chunks_change_nothing(participation, monkeypatch):
     settings = {"num_rounds": 21, "num_warmup": 4, "thinning": 3, "participation": participation}
     usual = run(**settings)
@@ -292,6 +293,7 @@ np.save(sys.argv[2], np.stack([tree["posterior"]["coefficient"].values for tree 
 """
 
 
+@SLOW
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
 def test_number_of_threads_changes_nothing(tmp_path):
     found = []
@@ -331,7 +333,10 @@ def test_float64_agrees_to_its_own_rounding():
 class TestClientsThatAreNotDrawn:
     @pytest.mark.parametrize(
         ("participation", "batch_size", "gather_bytes"),
-        [(ONE, None, 0), (ONE, 4, 2**24), (TWO, None, 2**24), (fald.full(), None, 0)],
+        mostly_slow(
+            [(ONE, None, 0), (ONE, 4, 2**24), (TWO, None, 2**24), (fald.full(), None, 0)],
+            [(ONE, None, 0), (TWO, None, 2**24)],
+        ),
     )
     def test_are_never_evaluated(self, participation, batch_size, gather_bytes, monkeypatch):
         monkeypatch.setattr(inprocess, "_GATHER_BYTES", gather_bytes)
@@ -388,7 +393,11 @@ class TestRowsReadInPlace:
     data = fald.FederatedData(tuple(misaligned(part) for part in DATA.rows), DATA.offsets, DATA.names)
 
     @pytest.mark.parametrize(
-        "settings", [{}, {"participation": ONE}, {"participation": TWO, "batch_size": 4}]
+        "settings",
+        mostly_slow(
+            [{}, {"participation": ONE}, {"participation": TWO, "batch_size": 4}],
+            [{}, {"participation": TWO, "batch_size": 4}],
+        ),
     )
     def test_give_the_same_draws(self, settings, monkeypatch):
         copied = run(data=self.data, **settings)

@@ -1,6 +1,6 @@
 """The parts of a round, each against the same sum written out in NumPy; nothing here is compiled whole."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import jax
@@ -138,6 +138,69 @@ def test_local_steps_are_those_of_the_method(case):
     assert np.max(np.abs(by_numpy(wrong) - upload.position)) > 1e-3
 
 
+def by_obabo(m, root=1.0, first=12):
+    """Momentum and preconditioner written out: half a kick, a move, half a kick, friction."""
+    theta, u = np.asarray(START, float), np.zeros(3)
+    for k in range(m.local_steps):
+        a = m.momentum if k else 0.0
+        eta = float(m.step_size(first + k)) if callable(m.step_size) else m.step_size
+        xi = m.correlation * z(SHARED, k) + np.sqrt((1 - m.correlation**2) / 0.5) * z(OWN, k)
+        u = a * u - (1 + a) * np.sqrt(eta / 2) * root**2 * (k + 1) * theta
+        u += np.sqrt((1 - a**2) * m.temperature) * root * xi
+        theta = theta + np.sqrt(2 * eta) * u
+    return theta
+
+
+@pytest.mark.parametrize("case", ["one step", "three steps", "half shared", "no noise", "a schedule"])
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_steps_with_momentum_and_a_preconditioner(case, momentum):
+    squares = np.array([[1.0, 4.0, 0.0], [3.0, 5.0, 27.0]])
+    m = fald(**SETTINGS[case], momentum=momentum, preconditioner="rms")
+    m = m.prepare(None, None, {"squares": squares})
+    s = np.sqrt(np.array([4.0, 9.0, 27.0]))
+    mean = np.sqrt(40 / 3)
+    np.testing.assert_allclose(m.root**2, mean / (s + mean / 10))
+    skeleton, hyper = m.split()
+    assert (skeleton.root, skeleton.momentum) == (None, 0.5 if momentum else 0.0)
+    assert ("momentum" in hyper) is bool(momentum)
+    upload, _ = skeleton.client_update(hyper, local(), START, ())
+    np.testing.assert_allclose(upload.position, by_obabo(m, m.root), rtol=5e-6)
+    plain = fald(**SETTINGS[case], momentum=momentum)
+    upload, _ = plain.split()[0].client_update(plain.split()[1], local(), START, ())
+    np.testing.assert_allclose(upload.position, by_obabo(plain), rtol=5e-6)
+    if not momentum:
+        np.testing.assert_allclose(by_obabo(plain), by_numpy(plain), rtol=1e-12)
+
+
+def test_what_a_preconditioner_costs_and_shows():
+    m = fald(local_steps=7, step_size=0.05, preconditioner="rms")
+    assert m.cost(3) == methods.Cost(methods.Spent(1, 12, 12, 7), methods.Spent(1, 12, 12, 0, 1))
+    assert m.about.reveals == Reveals(("position", "value"), preparation={"squares": "squares"})
+    assert "preconditioned_by" not in m.settings()
+    fitted = m.prepare(None, None, {"squares": [[1.0, 2.0]]})
+    assert fitted.settings()["preconditioned_by"] == methods.digest([fitted.root])
+    for squares in ([[0.0, 0.0]], [[np.nan, 1.0]], [[np.inf, 1.0]]):
+        with pytest.raises(DataError, match="cannot precondition"):
+            m.prepare(None, None, {"squares": squares})
+    plain = fald(local_steps=7, step_size=0.05)
+    assert plain.prepare(None, None, {}) is plain
+    assert plain.offer(None, None) == {}
+    assert not fald(local_steps=7, step_size=0.05, momentum=0.5).about.reveals.accounted
+    with pytest.raises(PrivacyError):
+        private(fald(local_steps=7, step_size=0.05, momentum=0.5))
+
+
+def test_squares_that_are_offered_are_those_of_the_rows():
+    import fald as package
+
+    rows = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 0.0]])
+    model = package.models.gaussian_location(np.eye(2))
+    data = package.FederatedData.from_arrays({"a": rows[:2], "b": rows[2:]})
+    offered = fald(local_steps=1, step_size=0.05, preconditioner="rms").offer(model, data)
+    # ∇ of a row at the model's start 0 is −x
+    np.testing.assert_allclose(offered["squares"], [(rows[:2] ** 2).sum(0), (rows[2:] ** 2).sum(0)], rtol=1e-6)
+
+
 def test_a_private_client_keeps_its_energy():
     m = private(fald(local_steps=2, step_size=0.05))
     skeleton, hyper = m.split()
@@ -147,6 +210,8 @@ def test_a_private_client_keeps_its_energy():
     assert not asked
     assert m.about.reveals == Reveals(("position", "nothing"), sums=True, accounted=True)
     assert fald(local_steps=2, step_size=0.05).about.reveals == Reveals(sums=True, accounted=True)
+    assert not replace(m, temperature=0.5).shares_energy
+    assert m.without_energy() == m
     squeezed = fald(local_steps=1, step_size=0.05, compressor=qsgd(4))
     assert squeezed.about.reveals == Reveals(("quantised", "value"), sums=True, accounted=False)
     with pytest.raises(PrivacyError, match="no privacy accounting for what fa-ld sends"):
@@ -158,6 +223,10 @@ def test_a_private_client_keeps_its_energy():
 
     with pytest.raises(PrivacyError):
         private(variant(Other, m))
+    declared = variant(type("Declared", (Other,), {"reveals": FALD.reveals}), m)
+    assert private(declared).shares_energy is False
+    with pytest.raises(PrivacyError):  # accounted for, it says, but not one of these methods
+        private(SimpleNamespace(about=m.about))
 
 
 def test_a_compressed_upload_is_the_message_plus_what_is_left_of_the_move():
@@ -208,6 +277,19 @@ def test_numbers_are_apart_from_what_is_compiled(changes, kept):
     assert skeleton == fald(**{"local_steps": 5, "step_size": 0.01, **changes}).split()[0]
 
 
+def test_a_schedule_of_the_users_own_stays_with_what_is_compiled():
+    def falling(k):
+        return 0.1 / (1.0 + k)
+
+    m = fald(local_steps=2, step_size=falling)
+    skeleton, hyper = m.split()
+    assert "step_size" not in hyper
+    assert skeleton == fald(local_steps=5, step_size=falling).split()[0]
+    assert skeleton != fald(local_steps=5, step_size=lambda k: 0.2).split()[0]
+    upload, _ = skeleton.client_update(hyper, local(), START, ())
+    np.testing.assert_allclose(upload.position, by_numpy(m), rtol=2e-6)
+
+
 def test_names_and_special_cases():
     assert sgld(step_size=0.1, temperature=0.5, batch_size=3) == fald(
         local_steps=1, step_size=0.1, temperature=0.5, batch_size=3, name="sgld"
@@ -215,6 +297,9 @@ def test_names_and_special_cases():
     point = fedavg(local_steps=4, step_size=0.1, batch_size=3)
     assert (point.name, point.temperature, point.local_steps, point.batch_size) == ("fedavg", 0.0, 4, 3)
     assert point.point_estimate
+    assert [fald(local_steps=k, step_size=0.1).about.meets for k in (1, 2)] == ["joint", "client"]
+    assert fald(local_steps=2, step_size=0.1).about.client_steps
+    assert fald(local_steps=2, step_size=0.1).about.participation == "any"
     assert not sgld(step_size=0.1).point_estimate
     assert fald(local_steps=4, step_size=0.1, temperature=0).name == "fedavg"
     assert fald(local_steps=4, step_size=0.1, temperature=0, name="mine").name == "mine"
@@ -259,7 +344,9 @@ def test_a_method_declares_what_it_was_given():
     about = mine.about
     assert (about.name, about.local_steps, about.batch_size, about.step_size) == ("mine", 3, 5, 0.1)
     assert (about.point_estimate, about.all_rows, about.preparation_rounds) == (False, False, 0)
-    assert (about.participation, about.client_steps) == ("full", False)
+    assert (about.participation, about.client_steps, about.meets) == ("full", False, "joint")
+    followed = type("Followed", (Mine,), {"client_steps": True})(step_size=0.1)
+    assert followed.about.meets == "client"
     assert about.reveals is Mine.reveals
     assert about.settings == {
         "method": "mine", "step_size": 0.1, "temperature": 0.5, "batch_size": 5, "local_steps": 3,
@@ -280,7 +367,24 @@ def test_a_method_declares_what_it_was_given():
     assert mine.position(SimpleNamespace(position=5)) == 5
 
 
+def test_what_is_not_given_is_the_default():
+    assert methods.Spent() == (0, 0, 0, 0, 0)
+    assert methods.Cost() == (None, methods.Spent())
+    assert methods.Upload(START, 0.0)[2:] == ((), ())
+    mine = Mine(step_size=0.1)
+    assert (mine.temperature, mine.batch_size, mine.local_steps, mine.name) == (1.0, None, 1, "")
+    assert Mine(step_size=0.1, fitted=qsgd(4)).settings().get("fitted") is None  # not compared
+    assert Mine(step_size=0.1, width=qsgd(4)).settings()["width"] == qsgd(4).settings()
+    given = fald(local_steps=1, step_size=0.1)
+    assert (given.temperature, given.correlation, given.noise) == (1.0, 0.0, "realised")
+    assert (given.batch_size, given.clip_norm, given.compressor) == (None, None, None)
+    assert (given.momentum, given.preconditioner, given.shares_energy) == (0.0, None, True)
+    assert given == FALD(1, 0.1)
+
+
 def test_what_a_derived_method_sends_in_another_way_it_declares_anew():
+    with pytest.raises(TypeError):  # no argument of a class statement is swallowed
+        type("Misspelt", (Mine,), {}, reveal=Mine.reveals)
     for changed in ("client_update", "server_update", "offer"):
         assert type("Derived", (Mine,), {changed: lambda self: None}).reveals is UNDECLARED
         declared = {changed: lambda self: None, "reveals": Mine.reveals}

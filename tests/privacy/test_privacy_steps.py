@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -301,6 +300,55 @@ def test_poisson_needs_a_norm_only_where_there_are_batches():
     assert account(free, delta=DELTA, method="rdp", sampling="poisson").worst > 0
     with pytest.raises(PrivacyError, match="norm of a row"):
         account(replace(free, batch_size=10), delta=DELTA, method="rdp", sampling="poisson")
+    clipped = account(run(batch_size=10), delta=DELTA, method="rdp", sampling="poisson")
+    assert clipped.sampling == clipped.to_dict()["sampling"] == "poisson"
+
+
+def test_clients_that_never_take_part_lose_nothing_and_stop_nobody():
+    drawn = run(sizes=[100] * 3, participation=without_replacement(2), num_chains=2)
+    table = np.zeros((2, 6, 3), int)
+    table[:, :, 1] = 1
+    how = {"delta": DELTA, "method": "rdp", "participation": "realised"}
+    ledger = Ledger(drawn, times_drawn=table, **how)
+    assert [e > 0 for e in ledger.epsilon()] == [False, True, False]
+    assert ledger.delta_at(0.1).tolist()[::2] == [0.0, 0.0]
+    assert ledger.max_rounds(ledger.worst(4)) == 4
+    report = ledger.report()
+    assert (report.worst_client, report.participation) == (1, "realised")
+    assert np.isnan(report.rdp_order).tolist() == [True, False, True]
+    nobody = Ledger(drawn, times_drawn=np.zeros((2, 6, 3), int), **how)
+    assert (nobody.worst(), nobody.max_rounds(0.0)) == (0.0, 6)
+
+
+def test_reports_keep_the_view_and_the_options_they_were_asked_with():
+    together = run(sizes=[100] * 4)
+    ledger = Ledger(together, delta=1e-4, method="rdp", view="summed", num_colluders=2)
+    report = ledger.report(3)
+    assert (report.view, report.num_colluders, report.delta, report.method) == ("summed", 2, 1e-4, "rdp")
+    assert (report.noise.view, report.noise.num_colluders) == ("summed", 2)
+    assert (report.participation, report.sampling) == ("hidden", "without-replacement")
+    assert report.worst == ledger.worst(3) > Ledger(together, delta=1e-4, method="rdp", view="summed").worst(3)
+    told = report.to_dict()
+    assert (told["view"], told["num_colluders"], told["delta"], told["upper_bound"]) == ("summed", 2, 1e-4, True)
+    assert (told["settings"]["local_steps"], told["settings"]["num_chains"]) == (2, 1)
+    assert told["settings"]["scheme"] == "full"
+    assert told["clients"][3]["weight"] == 0.25
+    whole = ledger.report()
+    assert whole.settings.num_rounds == 6
+    assert whole.rounds_taken_part.tolist() == [6.0] * 4
+    by_default = account(together, delta=1e-4)
+    assert (by_default.method, by_default.view, by_default.num_colluders) == ("pld", "server", 0)
+
+
+def test_realised_participation_is_counted_up_to_the_round_asked_for():
+    drawn = run(sizes=[100] * 3, participation=without_replacement(2))
+    table = np.zeros((6, 3), int)
+    table[[0, 3, 5], 0] = 1
+    how = {"delta": DELTA, "method": "rdp", "participation": "realised"}
+    ledger = Ledger(drawn, times_drawn=table, **how)
+    assert [ledger.report(r).rounds_taken_part[0] for r in (1, 3, 4, 6)] == [1.0, 1.0, 2.0, 3.0]
+    assert ledger.worst(1) == ledger.worst(3) < ledger.worst(4) < ledger.worst(6)
+    assert ledger.max_rounds(ledger.worst(1)) == 3  # rounds without it are free
 
 
 # -- searches -------------------------------------------------------------------------------------------
@@ -378,45 +426,3 @@ def test_searches_refuse_what_they_cannot_do():
         calibrate(good, run(), vary="temperature")
     with pytest.raises(ConfigError, match="no realised participation"):
         calibrate(good, run(), vary="num_rounds", participation="realised")
-
-
-# -- while it runs --------------------------------------------------------------------------------------
-
-
-def guarded(protection_changes=None, rounds=10, lost=0, kept=None):
-    from fald.langevin.fald import fald
-    from fald.langevin.guard import Guard
-    from fald.privacy.protection import Protection
-    from fald.settings.participation import full
-
-    problem = SimpleNamespace(
-        method=fald(local_steps=2, step_size=1e-3, clip_norm=0.2), participation=full(),
-        data=SimpleNamespace(sizes=np.array([100, 300]), names=("a", "b")), num_chains=1, num_warmup=3,
-        num_kept=kept or (lambda rounds: rounds), model=SimpleNamespace(sensitivity_fn=None, origin=""),
-    )  # fmt: skip
-    return Guard(Protection(DELTA, method="rdp", **(protection_changes or {})), problem, rounds, lost)
-
-
-def test_a_guard_reads_from_above_and_ends_a_run_in_time():
-    free = guarded(rounds=100)
-    exact = [free.ledger.worst(r) for r in range(101)]
-    for r in (0, 1, 2, 7, 50, 99, 100, 101):
-        shown = free.epsilon(r)
-        assert shown >= exact[min(r, 100)]
-        assert shown <= exact[min(100, max(1, r) + 3)]
-    assert free.epsilon(100) == exact[100]
-    stopped = guarded({"max_epsilon": exact[5]}, rounds=10)
-    assert stopped.num_rounds == 5
-    assert "after round 5 of 10" in str(stopped.exceeded(10))
-    stopped.rounds_begun = 2
-    told = stopped.statement().data
-    assert told["epsilon"] == pytest.approx(exact[2], rel=1e-6)
-    for kept, refused in ((lambda r: r - 5, True), (lambda r: r - 4, False)):
-        if refused:
-            with pytest.raises(PrivacyError, match="before its first draw is kept"):
-                guarded({"max_epsilon": exact[5]}, kept=kept)
-        else:
-            assert guarded({"max_epsilon": exact[5]}, kept=kept).num_rounds == 5
-    with pytest.raises(PrivacyError, match="does not allow one more round"):
-        guarded({"max_epsilon": 0.999 * exact[1]})
-    assert guarded({"max_epsilon": exact[1]}).num_rounds == 1

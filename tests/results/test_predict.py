@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -147,6 +149,12 @@ def test_features_that_cannot_be_used(trees, features, words):
         fald.predict(MODELS["logistic"][0], trees["logistic"], features)
 
 
+@pytest.mark.parametrize("most", [0, -1, 2.5, None])
+def test_some_draws_must_be_used(trees, most):
+    with pytest.raises(ConfigError, match="most-draws must be a whole number ≥ 1"):
+        fald.predict(MODELS["logistic"][0], trees["logistic"], NEW, most_draws=most)
+
+
 def test_bad_level(trees):
     with pytest.raises(ConfigError, match="level"):
         fald.predict(MODELS["logistic"][0], trees["logistic"], NEW, level=95)
@@ -236,3 +244,33 @@ def test_predictions_from_fewer_draws_come_from_all_chains(monkeypatch, most):
     assert abs(float(table["mean"].iloc[0]) - 15.0) <= 30.0 / min(most, 400) + 1e-3
     assert float(table["2.5%"].iloc[0]) < 3.0
     assert float(table["97.5%"].iloc[0]) > 27.0
+
+
+@pytest.mark.parametrize("most", [4, 5, 10, 399, 400, 5000])
+def test_probabilities_from_fewer_draws_come_from_all_chains(monkeypatch, most):
+    module = importlib.import_module("fald.results.probabilities")
+    chains = np.repeat(np.arange(4.0)[:, None], 100, axis=1)
+    monkeypatch.setattr(module, "positions", lambda tree, model: chains)
+    used = []
+
+    def predicted(model, position, x, batch_size):
+        used.append(int(position))
+        return np.full((len(x), 2), 0.5)
+
+    monkeypatch.setattr(module, "predicted", predicted)
+    found = fald.predictive(SimpleNamespace(children={}), None, NEW, most_draws=most)
+    counts = np.bincount(used, minlength=4)
+    assert found.draws == len(used) == min(most, 400)
+    assert counts.max() - counts.min() <= 1
+
+
+def test_simulated_outcomes_come_from_all_chains(monkeypatch):
+    """As many draws as are simulated, of chains that disagree."""
+    module = importlib.import_module("fald.results.predictive")
+    model = replace(
+        MODELS["linear"][0], predict_fn=lambda position, row: jax.tree.leaves(position)[0].ravel()[0]
+    )
+    flat = np.repeat([0.0, 1.0, 2.0, 3.0], 2500)[:, None] * np.ones(model.dim)
+    monkeypatch.setattr(module, "flat_positions", lambda model, tree: flat)
+    _, expected, _, _ = module._outcomes(model, None, fald.FederatedData.from_arrays({"a": (X, MEAN)}), 0)
+    np.testing.assert_allclose(expected, 1.5, atol=0.01)

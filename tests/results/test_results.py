@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 
@@ -13,6 +15,7 @@ import xarray as xr
 
 import fald
 from fald.core.errors import ConfigError, DataError, StorageError
+from fald.results.text import csv_text
 from fald.results.tree import draws_by_row, settings_of
 from helpers import run_python
 
@@ -21,6 +24,17 @@ X = RNG.normal(size=(40, 2))
 BINARY = (RNG.random(40) < 0.4).astype(float)
 LOGISTIC = fald.models.logistic_regression(["age", "dose"])
 LINEAR = fald.models.linear_regression(["age", "dose"])
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t=", "\r=", " @"])
+def test_no_cell_of_a_table_is_a_formula(start):
+    import pandas as pd
+
+    word = f"{start}cmd|' /C calc'!A0"
+    frame = pd.DataFrame({word: [word, f"plain\r{word}", -1.5]}, index=[word, "row", "other"])
+    cells = list(csv.reader(io.StringIO(csv_text(frame), newline="")))
+    said = word.replace("\r", " ")
+    assert cells == [["", f"'{said}"], [f"'{said}", f"'{said}"], ["row", f"plain {said}"], ["other", "-1.5"]]
 
 
 def sites(y, features=X):

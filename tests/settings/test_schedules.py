@@ -10,7 +10,7 @@ import pytest
 import fald
 from fald import schedules
 from fald.core.errors import ConfigError
-from fald.settings.schedules import OwnFunction, from_record, record
+from fald.settings.schedules import OwnFunction, check_schedule, from_record, is_data, record, step_size_at
 
 DATA = fald.FederatedData.from_arrays({"a": np.ones((6, 1)), "b": np.zeros((4, 1)), "c": np.zeros((5, 1))})
 MODEL = fald.models.gaussian_location([[1.0]])
@@ -70,6 +70,100 @@ def test_values():
     assert [round(float(cycle(k)), 6) for k in (0, 2, 4, 8, 99)] == [0.2, 0.15, 0.2, 0.1, 0.1]
 
 
+def test_schedules_are_their_formulas():
+    k = np.array([0, 1, 5, 19, 20, 21, 100])
+    np.testing.assert_allclose([schedules.paper_decay(10.0, 3.0)(x) for x in k], 1 / (20 + 3 * k / 12))
+    np.testing.assert_allclose(
+        [schedules.polynomial(0.2, 5.0, power=0.7)(x) for x in k], 0.2 * (1 + k / 5) ** -0.7
+    )
+    assert schedules.polynomial(0.2, 5.0).power == 0.55
+    half = np.where(k < 20, 0.1 + 0.05 * (1 + np.cos(np.pi * k / 20)), 0.1)
+    np.testing.assert_allclose([schedules.cosine(0.2, 20, last=0.1)(x) for x in k], half, rtol=1e-6)
+    again = 0.05 * (1 + np.cos(np.pi * (k % 8) / 8)) * 2
+    np.testing.assert_allclose([schedules.cyclical(0.2, 8)(x) for x in k], again, rtol=1e-5)
+    assert schedules.cyclical(0.2, 8).cycles >= 2**31
+    assert schedules.cosine(0.2, 8).last == schedules.cyclical(0.2, 8).last == 0.0
+    line = np.minimum((k + 1) / 4, 1) * 0.3
+    np.testing.assert_allclose([schedules.warm_up(4, 0.3)(x) for x in k], line, rtol=1e-6)
+    three = schedules.piecewise([(0, 0.1), (5, schedules.polynomial(0.2, 5.0)), (20, 0.4)])
+    wanted = np.where(k < 5, 0.1, np.where(k < 20, 0.2 * (1 + np.maximum(k - 5, 0) / 5) ** -0.55, 0.4))
+    np.testing.assert_allclose([three(x) for x in k], wanted, rtol=1e-6)
+    # a power of a negative number would be complex, or nothing: no part is asked before it begins
+    late = schedules.piecewise([(0, 0.1), (20, schedules.polynomial(0.2, 5.0))])
+    assert [float(late(x)) for x in (0, 15, 20)] == [pytest.approx(x) for x in (0.1, 0.1, 0.2)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: schedules.paper_decay(1.0, 0.0),
+        lambda: schedules.paper_decay(1.0, 1.1),
+        lambda: schedules.paper_decay(float("inf"), 1.0),
+        lambda: schedules.polynomial(0.0, 1.0),
+        lambda: schedules.polynomial(0.1, 0.0),
+        lambda: schedules.polynomial(0.1, 1.0, power=0.0),
+        lambda: schedules.cosine(0.0, 3),
+        lambda: schedules.cosine(0.1, 0),
+        lambda: schedules.cosine(0.1, 3, last=-0.1),
+        lambda: schedules.warm_up(0, 0.1),
+        lambda: schedules.warm_up(3, 0.0),
+        lambda: schedules.piecewise([]),
+        lambda: schedules.piecewise([(1, 0.1)]),
+        lambda: schedules.piecewise([(0, 0.1), (5, 0.2), (3, 0.3)]),
+        lambda: schedules.piecewise([(0, 0.1), (5, 0.2), (5, 0.3)]),
+        lambda: schedules.piecewise([(0, 0.1), (5, lambda step: 0.1)]),
+    ],
+)
+def test_numbers_out_of_range_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        wrong()
+    assert schedules.paper_decay(1.0, 1.0)(0) == 0.5  # the borders themselves are allowed
+
+
+def test_records_are_plain_and_come_back():
+    nested = schedules.piecewise([(0, 0.1), (5, schedules.warm_up(2, schedules.polynomial(0.2, 5.0)))])
+    assert record(nested) == {
+        "schedule": "Piecewise",
+        "parts": [
+            0.1,
+            {"schedule": "WarmUp", "steps": 2.0, "then": {
+                "schedule": "Polynomial", "first": 0.2, "steps": 5.0, "power": 0.55}},
+        ],
+        "starts": [0.0, 5.0],
+    }  # fmt: skip
+    assert from_record(record(nested)) == nested
+    assert record(0.1) == from_record(0.1) == 0.1
+    assert record(lambda step: 0.1) == {"schedule": "function"}
+    with pytest.raises(ConfigError, match="'function' are not recorded"):
+        from_record(record(lambda step: 0.1))
+
+
+def test_numbers_can_be_taken_out_of_a_schedule_and_not_out_of_a_function():
+    assert is_data(schedules.cosine(0.1, 3))
+    assert not is_data(lambda step: 0.1)
+    assert not is_data(0.1)
+    assert jax.tree.leaves(schedules.polynomial(0.2, 5.0)) == [0.2, 5.0, 0.55]
+    assert (step_size_at(0.3, 7), step_size_at(lambda k: 2 * k, 7)) == (0.3, 14)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (lambda step: 0.1 if step > 3 else 0.2, "decides by the value"),
+        (lambda step: step + "a", "gives no number"),
+        (lambda step: jnp.ones(2) * step, "gives no number"),
+        (lambda step: jnp.where(step < 1, 0.0, 1.0), "got 0 at step 0"),
+        (lambda step: jnp.where(step < 9, 1.0, -1.0), "got -1 at step 9"),
+        (lambda step: jnp.where(step < 9, 1.0, jnp.nan), "got nan at step 9"),
+        (lambda step: jnp.where(step < 9, 1.0, jnp.inf), "got inf at step 9"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(schedule, words):
+    with pytest.raises(ConfigError, match=words):
+        check_schedule(schedule, 9)
+    check_schedule(lambda step: 0.1 / (1 + step), 9)
+
+
 def test_refusals():
     with pytest.raises(ConfigError, match="decides by the value of the step"):
         sampled(lambda step: 0.1 if step > 3 else 0.2)
@@ -81,12 +175,68 @@ def test_refusals():
         schedules.warm_up(3, lambda step: 0.1)
 
 
+SCALE = 0.1
+
+
 def test_equal_functions_are_those_with_the_same_code_and_values():
     def made(scale):
         return OwnFunction(lambda step: scale / (1 + step))
 
     assert made(0.1) == made(0.1)
+    assert hash(made(0.1)) == hash(made(0.1))
     assert made(0.1) != made(0.2)
+    assert made(1) != made(1.0) != made(True)  # other types compute otherwise
+    assert made(0.1)(4) == 0.1 / 5
+    assert made(0.1) != (lambda step: 0.1)
+    assert OwnFunction(lambda step: 0.1) != OwnFunction(lambda step: 0.2)
+
+    def with_default(scale):
+        def own(step, factor=scale):
+            return factor * step
+
+        return OwnFunction(own)
+
+    def with_keyword(scale):
+        def own(step, *, factor=scale):
+            return factor * step
+
+        return OwnFunction(own)
+
+    for kind in (with_default, with_keyword):
+        assert kind(0.1) == kind(0.1)
+        assert kind(0.1) != kind(0.2)
+
+
+def test_functions_that_see_what_may_change_are_equal_to_themselves_alone(monkeypatch):
+    def with_list(values):
+        return OwnFunction(lambda step: values[0])
+
+    seen = [0.1]
+    assert with_list(seen) == with_list(seen)
+    assert with_list([0.1]) != with_list(list(seen))
+
+    def nested(scale):
+        return OwnFunction(lambda step: (lambda: scale * step)())
+
+    same = nested(0.1)
+    assert same == same  # noqa: PLR0124
+    assert nested(0.1) != nested(0.1)  # what the function within sees is not known
+
+    def of_module():
+        return OwnFunction(lambda step: SCALE * step)
+
+    first = of_module()
+    before = first._key()
+    monkeypatch.setitem(globals(), "SCALE", 0.2)
+    assert first._key() != before
+
+    class Called:
+        def __call__(self, step):
+            return 0.1
+
+    one = Called()
+    assert OwnFunction(one) == OwnFunction(one)
+    assert OwnFunction(one) != OwnFunction(Called())
 
 
 def test_what_is_compiled_again():

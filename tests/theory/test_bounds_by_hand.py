@@ -139,3 +139,29 @@ def test_constants_out_of_range(change):
     Constants(**given)
     with pytest.raises(ConfigError):
         Constants(**{**given, **change})
+
+
+def test_the_smallest_numbers_that_are_allowed():
+    """Zero where a number may vanish, and a border of a rule itself."""
+    assert bounds.checked("x", 0.0) == 0.0
+    for wrong, above in ((-1e-300, False), (0.0, True), (np.nan, False), (np.inf, True)):
+        with pytest.raises(ConfigError, match="x must be"):
+            bounds.checked("x", wrong, above=above)
+    assert bounds.checked_step("1/L", 0.1, 0.1) == 0.1
+    with pytest.raises(ConfigError, match="2 times that"):
+        bounds.checked_step("1/L", 0.1, [0.05, 0.2])
+    assert bounds.whole("k", [1, 2], 1).tolist() == [1.0, 2.0]
+    for wrong in (0, 1.5, np.inf, np.nan):
+        with pytest.raises(ConfigError, match="k must be a whole number ≥ 1"):
+            bounds.whole("k", wrong, 1)
+    nothing = Constants(smoothness=L, strong_convexity=M, dim=D, initial_distance=0.0, temperature=0.0)
+    found = bounds.fixed_step_bound(nothing, step_size=0.01, local_steps=3, num_rounds=5)
+    assert found.total == 0.0
+    # weights that are equal up to rounding are equal, and others are not
+    for least, allowed in ((1 / N * (1 - 5e-7), True), (1 / N * (1 - 2e-6), False)):
+        given = Constants(smoothness=L, strong_convexity=M, dim=D, num_clients=N, min_weight=least)
+        if allowed:
+            assert bounds.thinning(given, without_replacement(2)) == pytest.approx((N - 2) / (2 * (N - 1)))
+        else:
+            with pytest.raises(ConfigError, match="min-weight = 1/num-clients"):
+                bounds.thinning(given, without_replacement(2))

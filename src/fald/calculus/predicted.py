@@ -2,13 +2,12 @@
 
 Predictors of many rows at many positions are one matrix product; the family says what follows from them, its
 derivatives too, so that gradients and Hessians are products Zᵀs and Zᵀdiag(w)Z with Z = (x, 1). Nothing is
-compiled. Rows and positions are taken in tiles that stay in a core's cache, and positions are spread over
-the cores; what is added up in which order depends on neither.
+compiled. Rows and positions are taken in tiles that stay in a core's cache, small sites side by side in one;
+positions are spread over the cores. What is added up in which order does not depend on the cores.
 
-Values may be computed in float32 (a family says so). Predictors are then taken relative to those at the
-middle of all positions, and features to their mean, so that rounding is relative to how far positions lie
-apart; terms are added up in float64. Near the posterior of n rows this leaves errors of about 10⁻⁷ |η| √n
-nats; by the same estimate 10⁻⁴ for a million rows, which was not measured.
+Values and gradients may be computed in float32 (a family says so). Predictors are then taken relative to
+those at the middle of all positions, and features to their mean, so that rounding is relative to how far
+positions lie apart; a few terms at a time are added up in float32, and all else in float64.
 """
 
 from __future__ import annotations
@@ -28,11 +27,16 @@ from fald.problem.model import Model, Predictor
 
 Array = NDArray[Any]
 
-_ROWS, _POSITIONS = 256, 512  # of a tile
+_BYTES = 1 << 19  # of the predictors of a tile
+_POSITIONS = 512  # of a tile
+_MANY_ROWS = 4096  # of a tile at most
 _FEW = 1 << 22  # pairs of rows and positions below which one core is as fast as two
-_MANY_ROWS = 4096  # of a tile for a Hessian
-_SINGLE = 4096  # rows from which on float32 is faster by enough
+_SINGLE = 1024  # rows from which on float32 is faster by enough
 _FOR_MIDDLE = 64  # positions of which the middle is taken
+_AT_ONCE = 8  # terms that are added up in float32
+_FACTORS = 64.0  # binary digits that a product of factors may grow to
+_SHORTENED = 1 << 14  # rows that are shortened at once
+_PAIRS = 32  # predictors' coefficients up to which all products of two are made first
 
 
 class _Layout(NamedTuple):
@@ -60,25 +64,145 @@ def _split(layout: _Layout, positions: Array) -> tuple[Array, dict[str, Array]]:
     return coefficients, {name: positions[:, place] for name, place in layout.others.items()}
 
 
-def _tiles(rows: PyTree, size: int) -> Iterator[tuple[Array, Array]]:
-    """Z = (x, 1) of some rows at a time, (T, k), and their outcomes (T, 1)."""
-    x, y = rows
-    for first in range(0, len(x), size):
-        part = x[first : first + size]
-        z = np.ones((len(part), x.shape[1] + 1))
-        z[:, :-1] = part
-        yield z, np.asarray(y[first : first + size], np.float64)[:, None]
+class Totals:
+    """Sums over the rows of each of the groups that a tile consists of, (groups, positions) in float64.
+
+    Parameters
+    ----------
+    sizes
+        Rows of each group.
+    weights
+        (rows, 1) how many rows each row stands for.
+
+    Attributes
+    ----------
+    counts
+        (groups, 1) rows that each group stands for.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Array | None = None):
+        ends = np.cumsum(sizes)
+        self._rows, self._starts, self._weights = int(ends[-1]), ends - sizes, weights
+        each = np.asarray(sizes, np.float64)[:, None]
+        self.counts = each if weights is None else np.add.reduceat(weights, self._starts, axis=0)
+
+    @property
+    def slices(self) -> list[slice]:
+        """Rows of each group."""
+        return [slice(a, b) for a, b in zip(self._starts, [*self._starts[1:], self._rows])]
+
+    def weighed(self, terms: Array) -> Array:
+        """Terms (rows, positions), times how many rows each stands for."""
+        return terms if self._weights is None else self._weights * terms
+
+    def __call__(self, terms: Array) -> Array:
+        """Sums of terms (rows, positions)."""
+        terms = self.weighed(terms)
+        if len(self._starts) > 1:
+            return np.add.reduceat(terms, self._starts, axis=0, dtype=np.float64)
+        if terms.dtype == np.float32:
+            terms = _in_steps(np.add, terms, _AT_ONCE)
+        return np.sum(terms, axis=0, dtype=np.float64, keepdims=True)
+
+    def of_logs(self, factors: Array, most: float = 2.0) -> Array:
+        """Sums of the logarithms of factors (rows, positions) between 1 and ``most``, by their products."""
+        step = max(1, int(_FACTORS / np.log2(most)))
+        if len(self._starts) == 1:
+            return self(np.log(_in_steps(np.multiply, factors, step), dtype=np.float64))
+        parts = [np.arange(rows.start, rows.stop, step) for rows in self.slices]
+        logs = np.log(np.multiply.reduceat(factors, np.concatenate(parts), axis=0))
+        firsts = np.cumsum([0, *map(len, parts[:-1])])
+        return np.add.reduceat(logs, firsts, axis=0, dtype=np.float64)
 
 
-def _spread(work: Callable[[slice], None], count: int, num_rows: int) -> None:
-    """Do the work for all positions, some at a time and, where it pays, on all cores."""
+def _in_steps(operation: np.ufunc, terms: Array, step: int) -> Array:
+    """Sums or products of every ``step`` rows of terms (rows, positions); many times faster than reduceat."""
+    whole = len(terms) // step * step
+    out = operation.reduce(terms[:whole].reshape(-1, step, terms.shape[1]), axis=1)
+    if whole == len(terms):
+        return out
+    return np.concatenate([out, operation.reduce(terms[whole:], axis=0, keepdims=True)])
+
+
+class _Tile(NamedTuple):
+    """Some rows: Z = (x, 1) (T, k), outcomes (T, 1), sums over groups, and which tables the groups are of."""
+
+    z: Array
+    y: Array
+    totals: Totals
+    tables: list[int]
+
+
+def shortened(model: Model, rows: PyTree) -> PyTree:
+    """Rows (x, y), or a few (z, y, weights) that stand for them where residuals count by their squares alone.
+
+    With QR = (Z, y − c), Σ(y − c − Zβ)² over all rows is that over the rows of R, for every β. An empty row
+    stands for all others, of which only the number matters.
+    """
+    form = model.predictor
+    if form is None or form.squares is None:
+        return rows
+    (x, y), centre = rows, form.squares
+    short = np.zeros((0, x.shape[1] + 2))
+    for first in range(0, len(x), _SHORTENED):
+        part = x[first : first + _SHORTENED], y[first : first + _SHORTENED] - centre
+        joined = np.column_stack([part[0], np.ones(len(part[0])), part[1]])
+        short = np.asarray(np.linalg.qr(np.concatenate([short, joined]), mode="r"))
+    if len(x) <= len(short):
+        return rows
+    short = np.concatenate([short, np.zeros((1, short.shape[1]))])
+    return short[:, :-1], short[:, -1] + centre, np.append(np.ones(len(short) - 1), len(x) - len(short) + 1.0)
+
+
+def _tiles(tables: Sequence[PyTree], size: int) -> Iterator[_Tile]:
+    """All rows of some tables (x, y) or (z, y, weights), at most ``size`` at a time."""
+    parts: list[tuple[int, int, int]] = []  # of the next tile: table, first row, last row
+    room = size
+    for i, table in enumerate(tables):
+        first, count = 0, len(table[0])
+        while first < count:
+            last = min(first + room, count)
+            parts.append((i, first, last))
+            room -= last - first
+            first = last
+            if not room:
+                yield _tile(tables, parts)
+                parts, room = [], size
+    if parts:
+        yield _tile(tables, parts)
+
+
+def _tile(tables: Sequence[PyTree], parts: list[tuple[int, int, int]]) -> _Tile:
+    sizes = [last - first for _, first, last in parts]
+    short = any(len(tables[i]) == 3 for i, _, _ in parts)
+    width = tables[0][0].shape[1] + (0 if len(tables[0]) == 3 else 1)
+    z, y, weights = np.ones((sum(sizes), width)), np.empty((sum(sizes), 1)), np.ones((sum(sizes), 1))
+    start = 0
+    for (i, first, last), size in zip(parts, sizes):
+        x, outcome, *given = tables[i]
+        z[start : start + size, : x.shape[1]] = x[first:last]
+        y[start : start + size, 0] = outcome[first:last]
+        if given:
+            weights[start : start + size, 0] = given[0][first:last]
+        start += size
+    return _Tile(z, y, Totals(sizes, weights if short else None), [i for i, _, _ in parts])
+
+
+def _tile_rows(count: int, predictors: int, itemsize: int = 8) -> int:
+    """Rows of a tile for so many positions."""
+    rows = _BYTES // (itemsize * predictors * min(max(count, 1), _POSITIONS))
+    return int(np.clip(rows // 64 * 64, 64, _MANY_ROWS))
+
+
+def _spread(work: Callable[[list[slice]], None], count: int, num_rows: int) -> None:
+    """Do the work for all positions, in parts and, where it pays, on all cores."""
     parts = [slice(first, first + _POSITIONS) for first in range(0, count, _POSITIONS)]
-    if len(parts) == 1 or count * num_rows < _FEW:
-        for part in parts:
-            work(part)
+    cores = min(_cores(), len(parts)) if count * num_rows >= _FEW else 1
+    if cores == 1:
+        work(parts)
         return
-    with ThreadPoolExecutor(_cores()) as pool, np.errstate(all="ignore"):
-        list(pool.map(work, parts))
+    with ThreadPoolExecutor(cores) as pool:
+        list(pool.map(work, [list(own) for own in np.array_split(np.array(parts, object), cores)]))
 
 
 def _cores() -> int:
@@ -96,54 +220,49 @@ def _quiet(function: Callable) -> Callable:
     return quiet
 
 
-def values(model: Model, tables: Sequence[PyTree], positions: Array) -> Array:
-    """(S, M) log likelihoods of the rows (x, y) of each table at positions (M, d)."""
-    form, layout = _form(model), _layout(model)
-    coefficients, others = _split(layout, positions)
-    out = np.zeros((len(tables), len(positions)))
-    # few rows are as precise as can be, whatever else is computed with them
-    single = [form.single and len(x) >= _SINGLE for x, _ in tables]
-    looks = [_Single if one else _Double for one in single]
-    seen = [look(layout, coefficients, rows) for look, rows in zip(looks, tables)]
-
-    @_quiet
-    def work(part: slice) -> None:
-        rest = {name: value[part] for name, value in others.items()}
-        for i, (look, rows) in enumerate(zip(seen, tables)):
-            kind = np.float32 if single[i] else np.float64
-            given = {name: value.astype(kind) for name, value in rest.items()} if single[i] else rest
-            here = np.ascontiguousarray(look.coefficients[..., part])
-            for z, y in _tiles(rows, _ROWS):
-                eta = look.design(z) @ here
-                terms = form.value_fn(eta if layout.several else eta[0], y.astype(kind), given)
-                out[i, part] += np.sum(terms, axis=0, dtype=np.float64)
-
-    _spread(work, len(positions), sum(len(x) for x, _ in tables))
-    return out
+def _looks(model: Model, tables: Sequence[PyTree], coefficients: Array) -> list[tuple[list[int], _Look]]:
+    """How to look at which tables: those with few rows together, and as precisely as can be."""
+    form = _form(model)
+    many = [i for i, table in enumerate(tables) if form.single and len(table[0]) >= _SINGLE]
+    few = sorted(set(range(len(tables))) - set(many))
+    looks: list[tuple[list[int], _Look]] = [([i], _Single(coefficients, tables[i])) for i in many]
+    return [*looks, *([(few, _Look(coefficients))] if few else [])]
 
 
-class _Double:
-    """Predictors in float64: coefficients (q, k, M), and what they multiply."""
+class _Look:
+    """Predictors in float64: coefficients (q, k, M), what they multiply, and products with slopes."""
 
-    def __init__(self, layout: _Layout, coefficients: Array, rows: PyTree):
+    kind: Any = np.float64
+
+    def __init__(self, coefficients: Array):
         self.coefficients = coefficients
 
+    def part(self, part: slice) -> Array:
+        """Coefficients of some positions."""
+        return np.ascontiguousarray(self.coefficients[..., part])
+
     def design(self, z: Array) -> Array:
-        """(T, k)."""
+        """(T, k) or (q, T, k)."""
         return z
 
+    def product(self, slope: Array, design: Array) -> Array:
+        """(M, k) sums of slopes (T, M) times z, in float64."""
+        return slope.T @ design
 
-class _Single:
+
+class _Single(_Look):
     """The same in float32, relative to the middle of the positions and to the mean of the features."""
 
-    def __init__(self, layout: _Layout, coefficients: Array, rows: PyTree):
+    kind = np.float32
+
+    def __init__(self, coefficients: Array, rows: PyTree):
         step = coefficients.shape[-1] // _FOR_MIDDLE + 1
         self._middle = np.nan_to_num(np.median(coefficients[..., ::step], axis=-1))
-        self._centre = np.append(np.mean(rows[0], axis=0, dtype=np.float64), 0.0)
+        self._centre = np.append(_means(rows[0]), 0.0)
         relative = coefficients - self._middle[..., None]
         relative[:, -1] += self._centre @ relative
         last = np.ones_like(relative[:, :1])
-        self.coefficients = np.concatenate([relative, last], axis=1).astype(np.float32)
+        super().__init__(np.concatenate([relative, last], axis=1).astype(np.float32))
 
     def design(self, z: Array) -> Array:
         """(q, T, k + 1): the last column is the predictor at the middle."""
@@ -152,86 +271,150 @@ class _Single:
         table[..., -1] = (z @ self._middle.T).T
         return table
 
+    def product(self, slope: Array, design: Array) -> Array:
+        """As in float64; features come back from their mean."""
+        out = (slope.T @ design[0, :, :-1]).astype(np.float64)
+        return out + out[:, -1:] * self._centre
 
-def gradients(model: Model, rows: PyTree, positions: Array) -> tuple[Array, Array]:
-    """Log likelihoods (M,) and their gradients (M, d)."""
+
+class _Room:
+    """Memory that is used again and again: to get it from the system would take longer than to fill it."""
+
+    def __init__(self, kind: Any):
+        self._memory = np.empty(0, kind)
+
+    def of(self, *shape: int) -> Array:
+        """An array of this shape, which is that of the last call too."""
+        size = int(np.prod(shape))
+        if len(self._memory) < size:
+            self._memory = np.empty(size, self._memory.dtype)
+        return self._memory[:size].reshape(shape)
+
+
+def _means(x: Array) -> Array:
+    """(features,) means, without a copy of the rows."""
+    size = 1 << 16
+    parts = (np.sum(x[first : first + size], axis=0, dtype=np.float64) for first in range(0, len(x), size))
+    return sum(parts, np.zeros(x.shape[1])) / len(x)
+
+
+def values(model: Model, tables: Sequence[PyTree], positions: Array) -> Array:
+    """(S, M) log likelihoods of the rows (x, y) of each table at positions (M, d)."""
+    return _first_order(model, tables, positions, slopes=False)[0]
+
+
+def gradients(model: Model, tables: Sequence[PyTree], positions: Array) -> tuple[Array, Array]:
+    """Log likelihoods (S, M) of the rows of each table and their gradients (S, M, d)."""
+    return _first_order(model, tables, positions, slopes=True)
+
+
+def _first_order(
+    model: Model, tables: Sequence[PyTree], positions: Array, slopes: bool
+) -> tuple[Array, Array]:
     form, layout = _form(model), _layout(model)
     coefficients, others = _split(layout, positions)
-    out, grads = np.zeros(len(positions)), np.zeros(positions.shape)
+    out = np.zeros((len(tables), len(positions)))
+    grads = np.zeros((len(tables), *positions.shape)) if slopes else out
+    looks = _looks(model, tables, coefficients)
 
     @_quiet
-    def work(part: slice) -> None:
-        here = np.ascontiguousarray(coefficients[..., part])
-        rest = {name: value[part] for name, value in others.items()}
-        for z, y in _tiles(rows, _ROWS):
-            eta = z @ here
-            eta = eta if layout.several else eta[0]
-            out[part] += np.sum(form.value_fn(eta, y, rest), axis=0)
-            _add_slopes(layout, form.slopes_fn(eta, y, rest), z, grads[part])
+    def work(parts: list[slice]) -> None:
+        for which, look in looks:
+            given = {name: value.astype(look.kind) for name, value in others.items()}
+            here = [look.part(part) for part in parts]
+            rest = [{name: value[part] for name, value in given.items()} for part in parts]
+            size = _tile_rows(len(positions), len(layout.predictors), np.dtype(look.kind).itemsize)
+            room = _Room(look.kind)
+            for tile in _tiles([tables[i] for i in which], size):
+                design, y = look.design(tile.z), tile.y.astype(look.kind)
+                groups = [which[i] for i in tile.tables]
+                for part, own, entries in zip(parts, here, rest):
+                    eta = np.matmul(design, own, out=room.of(len(own), len(tile.z), own.shape[-1]))
+                    eta = eta if layout.several else eta[0]
+                    if slopes:
+                        bent = form.slopes_fn(eta, y, entries)
+                        _add_slopes(layout, look, (bent, design, tile.totals), (grads, groups, part))
+                    out[groups, part] += form.value_fn(eta, y, entries, tile.totals)
 
-    _spread(work, len(positions), len(rows[0]))
+    _spread(work, len(positions), sum(len(table[0]) for table in tables))
     return out, grads
 
 
-def _add_slopes(layout: _Layout, slopes: Any, z: Array, grads: Array) -> None:
-    """Add what some rows add to gradients (M, d)."""
-    count = len(layout.predictors)
-    for place, slope in zip(layout.predictors, slopes):
-        grads[:, place] += slope.T @ z
-    for place, slope in zip(layout.others.values(), slopes[count:]):
-        grads[:, place] += np.sum(slope, axis=0)
+def _add_slopes(
+    layout: _Layout, look: _Look, seen: tuple[Any, Array, Totals], to: tuple[Array, list[int], slice]
+) -> None:
+    """Add what the rows of a tile add to gradients (S, M, d) of the tables of its groups."""
+    (slopes, design, totals), (grads, groups, part) = seen, to
+    for i, rows in zip(groups, totals.slices):
+        for place, slope in zip(layout.predictors, slopes):
+            grads[i, part][:, place] += look.product(totals.weighed(slope)[rows], design[..., rows, :])
+    for place, slope in zip(layout.others.values(), slopes[len(layout.predictors) :]):
+        grads[groups, part, place] += totals(slope)
 
 
 @_quiet
-def hessians(model: Model, rows: PyTree, positions: Array) -> tuple[Array, Array, Array]:
-    """Log likelihoods (M,), gradients (M, d) and Hessians (M, d, d)."""
+def hessians(model: Model, tables: Sequence[PyTree], positions: Array) -> tuple[Array, Array, Array]:
+    """Log likelihoods (S, M), gradients (S, M, d) and Hessians (S, M, d, d) of the rows of each table."""
     form, layout = _form(model), _layout(model)
     coefficients, others = _split(layout, positions)
-    count, dim = positions.shape
-    out, grads, second = np.zeros(count), np.zeros((count, dim)), np.zeros((count, dim, dim))
-    size = max(64, min(_MANY_ROWS, _ROWS * _POSITIONS // count))
-    for z, y in _tiles(rows, size):
-        eta = z @ coefficients
+    look, all_of_them = _Look(coefficients), slice(None)
+    shape = (len(tables), *positions.shape)
+    out, grads, second = np.zeros(shape[:2]), np.zeros(shape), np.zeros((*shape, shape[-1]))
+    for tile in _tiles(tables, _tile_rows(len(positions), len(layout.predictors))):
+        eta = tile.z @ coefficients
         eta = eta if layout.several else eta[0]
-        out += np.sum(form.value_fn(eta, y, others), axis=0)
-        _add_slopes(layout, form.slopes_fn(eta, y, others), z, grads)
-        bends = form.bends_fn(eta, y, others)
-        for m in range(count):
-            _add_bends(layout, [[bend[:, m] for bend in line] for line in bends], z, second[m])
+        slopes, bends = form.slopes_fn(eta, tile.y, others), form.bends_fn(eta, tile.y, others)
+        _add_slopes(layout, look, (slopes, tile.z, tile.totals), (grads, tile.tables, all_of_them))
+        _add_bends(layout, bends, tile, second)
+        out[tile.tables] += form.value_fn(eta, tile.y, others, tile.totals)
     return out, grads, second
 
 
 @_quiet
-def mean_derivatives(model: Model, rows: PyTree, positions: Array) -> tuple[Array, Array]:
-    """Gradient (d,) and Hessian (d, d) of the log likelihood, averaged over positions (M, d).
+def mean_derivatives(model: Model, tables: Sequence[PyTree], positions: Array) -> tuple[Array, Array]:
+    """Gradients (S, d) and Hessians (S, d, d) of each table's log likelihood, averaged over positions (M, d).
 
     Slopes and bends of a row are averaged first, so that there is one product over rows.
     """
     form, layout = _form(model), _layout(model)
     coefficients, others = _split(layout, positions)
-    dim = positions.shape[1]
-    grad, second = np.zeros((1, dim)), np.zeros((dim, dim))
-    for z, y in _tiles(rows, max(64, _ROWS * _POSITIONS // len(positions))):
-        eta = z @ coefficients
+    look, dim = _Look(coefficients), positions.shape[1]
+    grads, second = np.zeros((len(tables), 1, dim)), np.zeros((len(tables), 1, dim, dim))
+    for tile in _tiles(tables, _tile_rows(len(positions), len(layout.predictors))):
+        eta = tile.z @ coefficients
         eta = eta if layout.several else eta[0]
-        slopes = form.slopes_fn(eta, y, others)
-        _add_slopes(layout, [np.mean(slope, axis=1, keepdims=True) for slope in slopes], z, grad)
-        bends = form.bends_fn(eta, y, others)
-        _add_bends(layout, [[np.mean(bend, axis=1) for bend in line] for line in bends], z, second)
-    return grad[0], second
+        slopes = [np.mean(one, axis=1, keepdims=True) for one in form.slopes_fn(eta, tile.y, others)]
+        _add_slopes(layout, look, (slopes, tile.z, tile.totals), (grads, tile.tables, slice(None)))
+        bends = form.bends_fn(eta, tile.y, others)
+        means = [[np.mean(bend, axis=1, keepdims=True) for bend in line] for line in bends]
+        _add_bends(layout, means, tile, second)
+    return grads[:, 0], second[:, 0]
 
 
-def _add_bends(layout: _Layout, bends: Any, z: Array, second: Array) -> None:
-    """Add what some rows add to a Hessian (d, d), from their bends (T,)."""
-    ones = np.ones((len(z), 1))
-    parts = [(place, z) for place in layout.predictors]
-    parts += [(np.atleast_1d(place), ones) for place in layout.others.values()]
-    for i, (place, design) in enumerate(parts):
-        for j, (other, across) in enumerate(parts[i:], i):
-            block = design.T @ (bends[i][j][:, None] * across)
-            second[np.ix_(place, other)] += block
-            if j > i:
-                second[np.ix_(other, place)] += block.T
+def _add_bends(layout: _Layout, bends: Any, tile: _Tile, second: Array) -> None:
+    """Add what the rows of a tile add to Hessians (S, M, d, d), from their bends (T, M)."""
+    places = [*layout.predictors, *map(np.atleast_1d, layout.others.values())]
+    count, k = len(layout.predictors), tile.z.shape[1]
+    left, right = np.triu_indices(k)
+    pairs = tile.z[:, left] * tile.z[:, right] if k <= _PAIRS else None
+    for own, rows in zip(tile.tables, tile.totals.slices):
+        z = tile.z[rows]
+        for i, place in enumerate(places):
+            for j, other in enumerate(places[i:], i):
+                bend = np.broadcast_to(bends[i][j], (len(tile.z), second.shape[1]))
+                bend = tile.totals.weighed(bend)[rows]
+                if i >= count:
+                    block = np.sum(bend, axis=0)[:, None, None]
+                elif j >= count:
+                    block = (bend.T @ z)[:, :, None]
+                elif pairs is None:
+                    block = np.stack([z.T @ (one[:, None] * z) for one in bend.T])
+                else:
+                    block = np.empty((second.shape[1], k, k))
+                    block[:, left, right] = block[:, right, left] = bend.T @ pairs[rows]
+                second[own][:, place[:, None], other] += block
+                if j > i:
+                    second[own][:, other[:, None], place] += np.swapaxes(block, 1, 2)
 
 
 def _form(model: Model) -> Predictor:

@@ -46,12 +46,16 @@ class Report(NamedTuple):
 
 
 class Site(NamedTuple):
-    """A model and the rows of one site, which are looked at ``size`` at a time."""
+    """A model and the rows of one site, which are looked at ``size`` at a time.
+
+    ``table`` is what stands for them where a family knows rows through linear predictors.
+    """
 
     model: Model
     rows: PyTree
     size: int
     name: str = ""
+    table: PyTree = None
 
     @property
     def num_rows(self) -> int:
@@ -75,7 +79,8 @@ def make_site(model: Model, rows: PyTree, name: str = "") -> Site:
     """
     rows = jax.tree.map(np.asarray, rows)
     count, most = len(jax.tree.leaves(rows)[0]), _MATRICES // model.dim**2
-    return Site(model, rows, next((s for s in (8, 64) if count <= s or most < 8 * s), 512), name)
+    size = next((s for s in (8, 64) if count <= s or most < 8 * s), 512)
+    return Site(model, rows, size, name, predicted.shortened(model, rows))
 
 
 def loglikelihood(model: Model, theta: jax.Array, part: Part) -> jax.Array:
@@ -151,34 +156,47 @@ def log_likelihoods(site: Site, positions: Array) -> Array:
 
 def many_log_likelihoods(sites: Sequence[Site], positions: Array) -> Array:
     """(S, M) log likelihoods of each site's rows, for one model, at positions (M, d)."""
-    model = sites[0].model
-    if model.predictor is not None:
-        return predicted.values(model, [site.rows for site in sites], positions)
-    return np.array([_over_parts(site, positions, 0)[0] for site in sites])
+    return _many(sites, positions, 0, predicted.values)
 
 
 def gradients(site: Site, positions: Array) -> tuple[Array, Array]:
     """Log likelihoods (M,) and their gradients (M, d)."""
-    if site.model.predictor is not None:
-        return predicted.gradients(site.model, site.rows, positions)
-    values, grads = _over_parts(site, positions, 1)
-    return values, grads
+    values, grads = many_gradients([site], positions)
+    return values[0], grads[0]
+
+
+def many_gradients(sites: Sequence[Site], positions: Array) -> tuple[Array, Array]:
+    """Log likelihoods (S, M) of each site's rows, and their gradients (S, M, d)."""
+    return _many(sites, positions, 1, predicted.gradients)
 
 
 def hessians(site: Site, positions: Array) -> tuple[Array, Array, Array]:
     """Log likelihoods (M,), gradients (M, d) and Hessians (M, d, d)."""
-    if site.model.predictor is not None:
-        return predicted.hessians(site.model, site.rows, positions)
-    values, grads, second = _over_parts(site, positions, 2)
-    return values, grads, second
+    values, grads, second = many_hessians([site], positions)
+    return values[0], grads[0], second[0]
 
 
-def mean_derivatives(site: Site, positions: Array) -> tuple[Array, Array]:
-    """Gradient (d,) and Hessian (d, d) of the log likelihood, averaged over positions (M, d)."""
-    if site.model.predictor is not None:
-        return predicted.mean_derivatives(site.model, site.rows, positions)
-    _, grads, second = _over_parts(site, positions, 2)
-    return grads.mean(axis=0), second.mean(axis=0)
+def many_hessians(sites: Sequence[Site], positions: Array) -> tuple[Array, Array, Array]:
+    """Log likelihoods (S, M) of each site's rows, gradients (S, M, d) and Hessians (S, M, d, d)."""
+    return _many(sites, positions, 2, predicted.hessians)
+
+
+def many_mean_derivatives(sites: Sequence[Site], positions: Array) -> tuple[Array, Array]:
+    """Gradients (S, d) and Hessians (S, d, d) of each site's log likelihood, averaged over positions."""
+    if sites[0].model.predictor is not None:
+        return predicted.mean_derivatives(sites[0].model, [site.table for site in sites], positions)
+    # one site at a time, because the Hessians at all positions take memory
+    means = [[part.mean(axis=0) for part in _over_parts(site, positions, 2)[1:]] for site in sites]
+    return np.array([grad for grad, _ in means]), np.array([second for _, second in means])
+
+
+def _many(sites: Sequence[Site], positions: Array, order: int, declared: Callable[..., Any]) -> Any:
+    """Sums of each site, by what its family declares or compiled."""
+    model = sites[0].model
+    if model.predictor is not None:
+        return declared(model, [site.table for site in sites], positions)
+    found = [np.array(part) for part in zip(*[_over_parts(site, positions, order) for site in sites])]
+    return found if order else found[0]
 
 
 def hessian_products(site: Site, position: Array, vector: Array) -> Array:

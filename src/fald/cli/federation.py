@@ -40,7 +40,7 @@ def init(
     """
     from fald.federation import commands
 
-    print(commands.init(name, sites, host, port, engine))
+    print(commands.init(name, sites, host, port, engine=engine))
 
 
 @app.command()
@@ -78,7 +78,7 @@ def join(
     """
     from fald.federation import commands
 
-    commands.join(kit, data, policy, state, _say, pins=pins)
+    commands.join(kit, data, policy, state, report=_say, pins=pins)
 
 
 @app.command()

@@ -407,12 +407,7 @@ def _finish(
     level: float = 0.95, federation: Path | None = None,
 ) -> RunOf:  # fmt: skip
     """Run a study, write its report, print its result, and return the run."""
-    from fald import report as reports
-    from fald.results.terminal import text
     from fald.results.tree import check_level
-    from fald.study.review import examine_run
-    from fald.study.run import Run as RunOf
-    from fald.study.run import run_study
 
     check_level(level)
     how: dict[str, Any] = {
@@ -422,17 +417,26 @@ def _finish(
     }
     try:
         if federation is None:
-            run = run_study(study, out, level=level, **how)
-        else:
-            from fald.federation.coordinator.follow import (
-                run_on,  # what it needs is of no use to the other commands
-            )
+            from fald.study.run import run_study
 
-            run = RunOf(study, out, examine_run(study, run_on(study, federation, out, **how), level=level)[0])
+            run = run_study(study, out, level=level, **how)
+        else:  # submitted before anything is loaded that only its result needs
+            from fald.federation.coordinator.follow import run_on
+
+            tree = run_on(study, federation, out, **how)
+            from fald.study.review import examine_run
+            from fald.study.run import Run as RunOf
+
+            run = RunOf(study, out, examine_run(study, tree, level=level)[0])
     except FaldError as error:
         if (out / "partial.nc").exists() and not isinstance(error, Interrupted):
+            from fald import report as reports
+
             error.hint += f"; what went wrong is also in {reports.report_run(out, level=level)[1]}"
         raise
+    from fald import report as reports
+    from fald.results.terminal import text
+
     page = reports.report_finished(run)
     if as_json:
         print(json.dumps({**run.examined.document, "folder": str(out), "report": str(page)}, indent=1))

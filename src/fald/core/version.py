@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fald.core.errors import printable
+
 __version__ = "0.1.0"
 _SHAPE_NUMBERS = ("jax", "jaxlib", "numpy", "scipy")
 
@@ -24,7 +26,7 @@ def differences(there: object, here: Mapping[str, str]) -> list[str]:
     ['fald 0.0.9, older than 0.1.0 here']
     """
     known = there if isinstance(there, Mapping) else {}
-    other = {name: str(known.get(name, "unknown"))[:40] for name in here}
+    other = {name: printable(known.get(name, "unknown"))[:40] for name in here}
     return [
         f"{name} {other[name]}, {_order(other[name], mine)} {mine} here"
         for name, mine in here.items()
@@ -33,5 +35,5 @@ def differences(there: object, here: Mapping[str, str]) -> list[str]:
 
 
 def _order(there: str, here: str) -> str:
-    numbers = [[int(part) for part in text.split(".") if part.isdigit()] for text in (there, here)]
+    numbers = [[int(part) for part in text.split(".") if part.isdecimal()] for text in (there, here)]
     return "not" if not numbers[0] else "older than" if numbers[0] < numbers[1] else "newer than"

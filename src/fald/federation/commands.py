@@ -34,7 +34,7 @@ GONE = "gone"  # the fingerprint of a site that has left
 _LATE = 30.0  # seconds of silence after which a site is called silent; it is heard of every ten
 
 
-def init(folder: Path, sites: str, host: str, port: int, engine: str = ENGINE) -> str:
+def init(folder: Path, sites: str, host: str, port: int, *, engine: str = ENGINE) -> str:
     """Make the folder of a federation and say what to do next."""
     federation = replace(new_settings(folder.name, parse_sites(sites), host, port), engine=engine)
     ENGINES[engine].init(folder, federation)
@@ -77,8 +77,8 @@ def join(
     data: Path,
     policy: Path | None,
     state: Path | None,
-    report: Report,
     *,
+    report: Report,
     pins: Path | None = None,
     patience: float | None = None,
 ) -> None:

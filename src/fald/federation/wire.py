@@ -64,6 +64,7 @@ def pack(
             raise FederationError(f"array {name!r} of type {a.dtype} cannot be sent")
     shapes = [[name, a.dtype.name, list(a.shape)] for name, a in named.items()]
     header = json.dumps({"kind": kind, "values": dict(values or {}), "arrays": shapes}).encode()
+    header += b" " * (-(len(_MARK) + 4 + len(header)) % 8)  # arrays can be read where they are
     return b"".join([_MARK, struct.pack("<I", len(header)), header, *(a.data for a in plain.values())])
 
 
@@ -81,6 +82,10 @@ def unpack(content: bytes, most: int = MOST_BYTES) -> Message:
     ------
     FederationError
         If it is too large or not a message.
+
+    Notes
+    -----
+    Arrays are views of the bytes where they can be, and cannot be written to.
     """
     if len(content) > most:
         raise FederationError(f"the message has {len(content):,} bytes; at most {most:,} are expected")
@@ -110,7 +115,7 @@ def _read(content: memoryview) -> Message:
         if kind == "bool" and np.any(np.frombuffer(content[place : place + size], np.uint8) > 1):
             raise ValueError
         part = np.frombuffer(content[place : place + size], dtype).reshape(shape)
-        arrays[name] = part.astype(np.dtype(kind))
+        arrays[name] = part.astype(np.dtype(kind), copy=not part.flags.aligned)
         place += size
     if place != len(content) or not isinstance(header["values"], dict) or not isinstance(header["kind"], str):
         raise ValueError

@@ -10,24 +10,30 @@ from numpy.typing import NDArray
 from fald.fewround import certify, proposal
 from fald.fewround.mixture import fit_mixture
 from fald.fewround.proposal import Proposal
-from fald.fewround.search import Search, State
+from fald.fewround.search import FEWEST_DRAWS, USUAL_DRAWS, Search, State
 from fald.fewround.target import Derivatives
 from fald.fewround.weights import moments, smooth
 
 Array = NDArray[Any]
 
+_SPARE = 1.3  # times the draws that this round's errors ask for, because errors are estimates too
+_STEP = 512  # numbers of draws are multiples of it
 _NEAR = 10.0  # posterior sds from the mode at which the smoothed posterior takes over from Newton's method
 
 
 def next_count(search: Search, state: State, count: int) -> int:
-    """How many draws the next round should have."""
+    """How many draws the next round should have: what the tolerance asks for, by the weights of this one.
+
+    Where weights say little yet, the usual number, or many where the mode is near and yet draws miss.
+    """
+    usual = max(count, USUAL_DRAWS)
     if state.pooled.ess < 10 * search.target.dim or state.pooled.khat > 0.9:
         close = search.best is not None and search.best.newton()[1] < 1
-        return min(16 * count, search.most_draws) if close and not search.many else count
+        return min(16 * usual, search.most_draws) if close and not search.many else usual
     if not state.newest.khat < certify.KHAT_LIMIT:
-        return count
-    wanted = 1.2 * count * certify.needed_factor(state.precision, search.tolerance)
-    return int(np.clip(2 ** np.ceil(np.log2(max(wanted, 1))), search.first_draws, search.most_draws))
+        return usual
+    wanted = _SPARE * count * certify.needed_factor(state.precision, search.tolerance)
+    return int(np.clip(_STEP * np.ceil(wanted / _STEP), FEWEST_DRAWS, search.most_draws))
 
 
 def adapt(search: Search, state: State, current: Proposal) -> Proposal:

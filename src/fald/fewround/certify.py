@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from scipy.special import ndtri
-from scipy.stats import rankdata
 
 from fald.fewround.proposal import cholesky
 from fald.fewround.rays import Far, Rays
@@ -137,7 +136,7 @@ def tail_points(mean: Array, directions: Array) -> Array:
     return np.concatenate([mean + distance * directions for distance in PROBES])
 
 
-def tails(values: Array, directions: Array, centre_value: float, sd: Array, names: list[str]) -> Condition:
+def tails(values: Array, directions: Array, centre_value: float, sd: Array, *, names: list[str]) -> Condition:
     """Whether the posterior falls fast enough far out for its variances to exist.
 
     Along a direction in which k coordinates move, a density that falls like r^(−s) has a variance only if
@@ -283,9 +282,16 @@ def forgotten(starts: Array, ends: Array, names: list[str]) -> Condition:
     )
 
 
+def _ranks(values: Array) -> Array:
+    """Ranks from one on; equal values share the middle of theirs, and nothing has a rank beside a NaN."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return np.full(len(values), np.nan) if np.isnan(values).any() else ranks
+
+
 def _rhat(start: Array, end: Array) -> float:
     """R-hat of ranks between quarters of the chains by where they began."""
-    ranks = ndtri((rankdata(end) - 0.375) / (len(end) + 0.25))
+    ranks = ndtri((_ranks(end) - 0.375) / (len(end) + 0.25))
     group = np.empty(len(start), int)
     group[np.argsort(start, kind="stable")] = np.arange(len(start)) * _QUARTERS // len(start)
     parts = [ranks[group == k] for k in range(_QUARTERS)]

@@ -78,6 +78,7 @@ def chains_outcome(
 def chain_checks(
     ends: list[Array],
     energies: list[Array],
+    *,
     accepted: float,
     least: float,
     tolerance: float,

@@ -9,7 +9,7 @@ chain.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,9 @@ from fald.fewround.weights import moments
 from fald.problem.model import Model
 
 Array = NDArray[Any]
-Integrator = Literal["baoab", "euler"]
 
 NUM_CHAINS = 1024
-_STEPS = {"baoab": (0.4, 4), "euler": (0.05, 10)}  # step size and steps per round
+_STEP_SIZE, _LOCAL_STEPS = 0.4, 4  # of the BAOAB integrator, in whitened coordinates; steps per round
 _SOUND = (0.25, 4.0)  # bounds on the eigenvalues of the whitened covariance of the chains
 _ROUNDS = 3  # of local steps; the last two make the proposal
 
@@ -50,7 +49,6 @@ def corrected_langevin(
     *,
     max_rounds: int,
     correlation: float = 1.0,
-    integrator: Integrator = "baoab",
     **common: Any,
 ) -> Server[Outcome]:
     """Server of corrected federated Langevin dynamics.
@@ -63,8 +61,6 @@ def corrected_langevin(
         As in ``fald.fewround.importance.importance_sampling``.
     correlation
         ρ of the noise between sites; 1 is the most accurate and gives no privacy.
-    integrator
-        ``"baoab"`` (steps of .4, four per round) or ``"euler"`` (steps of .05, ten per round).
     """
     search = Search.make(model, **common)
     start = yield from first_round(search)
@@ -78,7 +74,7 @@ def corrected_langevin(
             "proper prior, or allow more rounds",
             search.trace,
         )
-    chains = _Chains(search, frame, best, correlation, integrator)
+    chains = _Chains(search, frame, best, correlation)
     kept = yield from chains.run(max_rounds - len(search.trace) - 2)
     if kept is None:
         return no_draws(
@@ -118,12 +114,9 @@ def _newton(search: Search, start: Proposal, most: int) -> Server[StepFrame | No
 class _Chains:
     """Chains under way: their states in whitened coordinates, and how carefully they step."""
 
-    def __init__(
-        self, search: Search, frame: StepFrame, best: Derivatives, correlation: float, integrator: Integrator
-    ):
+    def __init__(self, search: Search, frame: StepFrame, best: Derivatives, correlation: float):
         self.search, self.frame, self.best, self.correlation = search, frame, best, correlation
-        self.inertial = integrator == "baoab"
-        self.size, self.count = _STEPS[integrator]
+        self.count = _LOCAL_STEPS
         self.each = False  # one anchor per chain
         rng = search.generator(6)
         first = rng.standard_normal((NUM_CHAINS, search.target.dim)) @ proposal.cholesky(best.covariance()).T
@@ -178,8 +171,7 @@ class _Chains:
             "step_anchors": anchors,
             "step_gradient": gradient,
             "step_count": np.asarray(self.count),
-            "step_size": np.asarray(self.size),
-            "step_inertial": np.asarray(self.inertial),
+            "step_size": np.asarray(_STEP_SIZE),
             "step_correlation": np.asarray(self.correlation),
             "step_seed": np.asarray((self.search.seed * 1_000_003 + 500_000 + number) & (2**63 - 1)),
         }

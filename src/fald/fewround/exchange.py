@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fald.calculus.sums import make_site
 from fald.fewround.rounding import Grid
-from fald.fewround.site import REVEALS, Answer, Request, answers, expand
+from fald.fewround.site import REVEALS, Answer, Request, answer_shapes, answers, expand
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.runtime.checkpoint import Store
@@ -24,7 +24,7 @@ from fald.runtime.journal import replies
 Array = NDArray[Any]
 T = TypeVar("T")
 Server = Generator[Request, Answer, T]
-_TOGETHER = 1 << 24  # log likelihoods of sites that are looked at together
+_TOGETHER = 1 << 24  # numbers of one kind from sites that are looked at together
 
 
 class Exchange(Protocol):
@@ -57,8 +57,8 @@ class InProcessExchange:
     def ask(self, request: Request) -> Answer:
         """Sum the answers of all sites."""
         full = expand(request)
-        most = max((len(full[name]) for name in ("points", "draws") if name in full), default=1)
-        size = max(1, _TOGETHER // most)
+        most = max(np.prod(shape) for shape in answer_shapes(request, self._model.dim).values())
+        size = max(1, int(_TOGETHER // most))
         groups = [self._sites[first : first + size] for first in range(0, len(self._sites), size)]
         grid = Grid(self._model, request)
         return total(

@@ -41,6 +41,7 @@ ACCURACIES = {"high": 0.05, "medium": 0.1}
 _NUM_CHAINS, _NUM_DRAWS = 4, 4000
 _MOST_SCOPE = {"one mode", "mode", "funnel", "tails", "explorers", "numbers"}  # where split-HMC is no help
 _HMC_ROUNDS = 24
+_MOST_LEARNED = 200  # parameters up to which split-HMC learns a posterior in minutes
 
 
 class FewRoundSettings(NamedTuple):
@@ -205,21 +206,27 @@ def server_of(
     It is deterministic: whoever knows settings, model, seed and the sums of the rounds so far knows what it
     asks next. A site runs it as well, and answers nothing else.
     """
-    # here, so that a program which never fits need not load them
-    from fald.fewround.corrected import corrected_langevin
+    # each method where it is used: every process of a federation would load what it may never need
     from fald.fewround.importance import importance_sampling
-    from fald.fewround.learned import split_hmc
-    from fald.fewround.proposal import cholesky, overall
 
     report = _report(model)
     common: dict[str, Any] = {"seed": seed, "tolerance": settings.tolerance, "report": report, "trace": trace}
     if settings.method == "corrected":
+        from fald.fewround.corrected import corrected_langevin
+
         return (yield from corrected_langevin(model, max_rounds=settings.max_rounds, **common))
     outcome, current = yield from importance_sampling(
         model, max_rounds=settings.max_rounds, curvature=settings.curvature, **common
     )
     if outcome.reached or not settings.go_on or _MOST_SCOPE & set(outcome.failed):
         return outcome
+    if model.dim > _MOST_LEARNED:
+        far = f"split-HMC, which could go on, is for up to {_MOST_LEARNED} parameters"
+        hint = f"use fewer features, or method='fa-ld': {model.dim} parameters need many rounds"
+        return replace(outcome, reason=f"{outcome.reason}; {far}", advice=hint)
+    from fald.fewround.learned import split_hmc
+    from fald.fewround.proposal import cholesky, overall
+
     mean, covariance = overall(current)
     later = yield from split_hmc(model, mean, cholesky(covariance), max_rounds=_HMC_ROUNDS, **common)
     unlearned = "split-HMC could not learn the posterior"

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial import KDTree
 from scipy.special import logsumexp
 
 from fald.calculus.sums import prior_derivatives
@@ -198,7 +197,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         certify.moments_exist(state.precision, names),
         certify.pooled_khat(state.pooled),
         certify.agreement(state.moments, state.all_moments, search.tolerance, search.names),
-        certify.tails(far, ways, float(np.max(values)), np.sqrt(np.diag(spread)), search.names),
+        certify.tails(far, ways, float(np.max(values)), np.sqrt(np.diag(spread)), names=search.names),
         certify.defined(undefined, *_expected(base, search.batches[-1], undefined), search.tolerance),
         certify.mode(search.best, gain),
         certify.funnel(search.best, search.highest),
@@ -230,6 +229,8 @@ def _expected(base: Proposal, last: DrawBatch, undefined: Array) -> tuple[Array,
     logs = cores - last.density(last)
     known = ~undefined & np.isfinite(last.values)
     if undefined.any() and known.any():
+        from scipy.spatial import KDTree
+
         white = np.linalg.solve(proposal.cholesky(spread), (last.positions - centre).T).T
         nearest = np.flatnonzero(known)[KDTree(white[known]).query(white[undefined])[1]]
         ratios = last.values - last.density(last)
@@ -244,9 +245,8 @@ def _look_out(search: Search, cast: rays.Rays, values: Array, state: State) -> C
     last, dim = search.batches[-1], search.target.dim
     weights = values - proposal.log_density(last.proposal, last.count, cast.positions) - state.log_mass
     shape = (len(cast.directions), -1)
-    found = rays.far(
-        values.reshape(shape), weights.reshape(shape), dim, len(last.positions), certify.quantile(dim)
-    )
+    many = {"count": len(last.positions), "quantile": certify.quantile(dim)}
+    found = rays.far(values.reshape(shape), weights.reshape(shape), dim, **many)
     check = certify.far_mass(cast, found, search.tolerance, search.names)
     if not check.holds:
         search.wide = rays.joined(search.wide, rays.wide_cores(cast, found, search.tolerance / 2))

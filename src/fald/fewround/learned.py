@@ -161,7 +161,7 @@ def split_hmc(
     """
     few, search = model.dim <= MANY, Search.make(model, **common)
     outcome = yield from run_chains(
-        model, mean, factor, max_rounds=max_rounds - (_LAST if few else 0), strict=not few, **common
+        model, Frame(mean, factor), max_rounds=max_rounds - (_LAST if few else 0), strict=not few, **common
     )
     if outcome is None or not outcome.reached or not few:
         return outcome
@@ -175,8 +175,7 @@ def split_hmc(
 
 def run_chains(
     model: Model,
-    mean: Array,
-    factor: Array,
+    frame: Frame,
     *,
     seed: int,
     tolerance: float,
@@ -188,8 +187,8 @@ def run_chains(
     """Server of the chains of split-HMC, as ``split_hmc``; ``strict`` asks all of them that they can show."""
     target, trace = Target(model), [] if trace is None else trace
     rng = np.random.Generator(np.random.Philox([seed & (2**64 - 1), 10]))
-    learner = Learner(target, Frame(mean, factor), rng, trace)
-    coordinates = target.dim if report is None else target.dim + report(mean[None]).shape[1]
+    learner = Learner(target, frame, rng, trace)
+    coordinates = target.dim if report is None else target.dim + report(frame.mean[None]).shape[1]
     # half of the tolerance is for the number of chains, the rest for what they remember
     count = int(np.ceil((2 * quantile(coordinates) / tolerance) ** 2 / 256)) * 256
     fewest = _STRICT if strict else _FEWEST
@@ -224,7 +223,7 @@ def run_chains(
             continue
         ends = [first, *map(quantities, ensembles)]
         checks = [
-            *chain_checks(ends, energies, accepted, _LEAST, tolerance, names),
+            *chain_checks(ends, energies, accepted=accepted, least=_LEAST, tolerance=tolerance, names=names),
             certify.forgotten(first[:, : target.dim], learner.frame.positions(z), names),
         ]
         if all(check.holds for check in checks):
@@ -265,7 +264,7 @@ def _shown(
     slopes = target.gradients(chosen, sums)[1]
     out = target.values(cast.positions, sums["point_values"]).reshape(len(cast.directions), -1)
     # no density of the chains is known: what lies far out must be little
-    found = rays.far(out, np.full(out.shape, np.inf), target.dim, len(positions), 1.0)
+    found = rays.far(out, np.full(out.shape, np.inf), target.dim, count=len(positions), quantile=1.0)
     return [
         certify.scores(chosen, slopes, tolerance, names),
         certify.far_mass(cast, found, tolerance, names),

@@ -12,12 +12,13 @@ pairs m ± x, and follow from the cores and a seed alone: a site makes them itse
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy  # whose parts load when they are first used
 from numpy.typing import NDArray
+
+from fald.fewround.sobol import scrambled
 
 Array = NDArray[Any]
 
@@ -87,10 +88,7 @@ def strata(proposal: Proposal, count: int) -> Strata:
 def _uniforms(count: int, dim: int, seed: int, part: int) -> Array:
     """(count, dim) scrambled Sobol points inside the unit cube."""
     generator = np.random.Generator(np.random.Philox([seed & (2**64 - 1), part]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # counts need not be powers of two here
-        points = scipy.stats.qmc.Sobol(dim, scramble=True, rng=generator).random(count)
-    return np.clip(points, 1e-12, 1 - 1e-12)
+    return np.clip(scrambled(count, dim, generator), 1e-12, 1 - 1e-12)
 
 
 def draw(proposal: Proposal, count: int, seed: int) -> Array:

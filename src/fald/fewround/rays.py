@@ -105,7 +105,7 @@ def cast(centre: Array, covariance: Array, thin: Array, rng: np.random.Generator
     return Rays(centre, factor, both, 2 * count)
 
 
-def far(values: Array, log_weights: Array, dim: int, count: int, quantile: float) -> Far:
+def far(values: Array, log_weights: Array, dim: int, *, count: int, quantile: float) -> Far:
     """How much lies far out, and how well it is sampled.
 
     Parameters

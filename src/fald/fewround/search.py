@@ -18,7 +18,7 @@ from fald.problem.model import Model
 
 Array = NDArray[Any]
 
-FIRST_DRAWS, MOST_DRAWS = 8192, 262144
+FEWEST_DRAWS, USUAL_DRAWS, MOST_DRAWS = 4096, 8192, 262144
 MOST_HESSIAN = 200  # parameters up to which curvatures are asked for
 MANY = 60  # parameters beyond which only a very good Gaussian has usable weights
 REGRESSED = 16  # gradients per parameter that a Hessian is regressed from
@@ -107,9 +107,10 @@ class Search:
 
     @property
     def first_draws(self) -> int:
-        """Draws of the first rounds: enough for a regression of the gradients where there are no Hessians."""
-        enough = FIRST_DRAWS if self.hessians else 1.5 * REGRESSED * self.target.dim
-        return int(2 ** np.ceil(np.log2(max(FIRST_DRAWS, enough))))
+        """Draws of the first round: many times the parameters, and what a regression of gradients needs."""
+        least = FEWEST_DRAWS if self.hessians else USUAL_DRAWS
+        enough = min(128 * self.target.dim, USUAL_DRAWS) if self.hessians else 24 * self.target.dim
+        return int(2 ** np.ceil(np.log2(max(least, enough))))
 
     def generator(self, stream: int) -> np.random.Generator:
         """A random stream of the server."""

@@ -30,11 +30,12 @@ from fald.calculus.mode import descent
 from fald.calculus.sums import (
     Report,
     Site,
-    gradients,
     hessians,
     log_likelihoods,
+    many_gradients,
+    many_hessians,
     many_log_likelihoods,
-    mean_derivatives,
+    many_mean_derivatives,
     prior_derivatives,
     prior_values,
 )
@@ -155,7 +156,6 @@ PARTS: Mapping[str, tuple[str, str]] = {
     "step_gradient": ("f", "Cd"),
     "step_count": ("i", ""),
     "step_size": ("f", ""),
-    "step_inertial": ("b", ""),
     "step_correlation": ("f", ""),
     "step_seed": ("i", ""),
 }
@@ -288,35 +288,31 @@ def answer(site: Site, request: Request) -> Answer:
 
 def answers(sites: Sequence[Site], request: Request) -> list[Answer]:
     """What each of some sites of one model answers, which is what it would answer alone."""
-    out: list[Answer] = [{} for _ in sites]
-    for asked_for, name in (("points", "point_values"), ("draws", "draw_values")):
-        if asked_for in request:
-            for one, values in zip(out, many_log_likelihoods(sites, request[asked_for])):
-                one[name] = values
+    found: dict[str, Any] = {}
+    if "points" in request:
+        found["point_values"] = many_log_likelihoods(sites, request["points"])
+    if "draws" in request:
+        found["draw_values"] = many_log_likelihoods(sites, request["draws"])
+    if "states" in request:
+        names = ("state_values", "state_gradients")
+        found |= dict(zip(names, many_gradients(sites, request["states"])))
+    if "anchors" in request:
+        names = ("anchor_values", "anchor_gradients", "anchor_hessians")
+        found |= dict(zip(names, many_hessians(sites, request["anchors"])))
+    if int(request.get("smooth", 0)):
+        drawn = request["draws"][: int(request["smooth"])]
+        names = ("smooth_gradient", "smooth_hessian")
+        found |= dict(zip(names, many_mean_derivatives(sites, drawn)))
+    out = [{name: values[i] for name, values in found.items()} for i in range(len(sites))]
     if "local_start" in request:
         for one, local in zip(out, _local_quadratics(sites, request["local_start"])):
             one |= local
     for one, site in zip(out, sites):
-        one |= _derivatives(site, request)
-    return out
-
-
-def _derivatives(site: Site, request: Request) -> Answer:
-    """The parts of an answer that need derivatives."""
-    out: Answer = {}
-    if "states" in request:
-        out["state_values"], out["state_gradients"] = gradients(site, request["states"])
-    if "anchors" in request:
-        names = ("anchor_values", "anchor_gradients", "anchor_hessians")
-        out |= dict(zip(names, hessians(site, request["anchors"])))
-    if int(request.get("smooth", 0)):
-        smoothed = mean_derivatives(site, request["draws"][: int(request["smooth"])])
-        out |= dict(zip(("smooth_gradient", "smooth_hessian"), smoothed))
-    if "leverage_anchor" in request:
-        own = hessians(site, request["leverage_anchor"][None])[2][0]
-        out["step_leverage"] = np.asarray(leverage(own, request["leverage_factor"]))
-    if "step_states" in request:
-        out["step_positions"] = local_steps(site, request)
+        if "leverage_anchor" in request:
+            own = hessians(site, request["leverage_anchor"][None])[2][0]
+            one["step_leverage"] = np.asarray(leverage(own, request["leverage_factor"]))
+        if "step_states" in request:
+            one["step_positions"] = local_steps(site, request)
     return out
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,12 +60,7 @@ def local_steps(site: Site, request: Mapping[str, Array]) -> Array:
         noise = noise + np.sqrt((1 - rho**2) / weight) * normals(seed, site.name, (count, *z.shape))
     residual = [g.astype(np.float64) for g in (own_gradient, own)]
     with jax.enable_x64(True):
-        ended = _integrate(
-            site.model,
-            bool(request["step_inertial"]),
-            tuple(site.parts),
-            jnp.asarray(np.stack([z, v])),
-            jnp.asarray(noise),
+        field = _Field(
             jnp.asarray(mean),
             jnp.asarray(factor),
             jnp.asarray(np.broadcast_to(anchors, z.shape)),
@@ -74,16 +69,35 @@ def local_steps(site: Site, request: Mapping[str, Array]) -> Array:
             jnp.asarray(np.broadcast_to(residual[0], z.shape)),
             jnp.asarray(residual[1]),
             weight,
-            float(request["step_size"]),
+        )
+        ended = _integrate(
+            site.model,
+            tuple(site.parts),
+            field,
+            jnp.asarray(np.stack([z, v])),
+            noise=jnp.asarray(noise),
+            size=float(request["step_size"]),
         )
         return weight * np.asarray(ended)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _integrate(
-    model: Model, inertial: bool, parts: PyTree, states, noise, mean, factor, anchors, gradient, hessian,
-    own_gradient, own_hessian, weight, size,
-):  # fmt: skip
+class _Field(NamedTuple):
+    """Frame θ = mean + factor·z, anchors, quadratics of all sites and of this one there, and w_c."""
+
+    mean: Any
+    factor: Any
+    anchors: Any
+    gradient: Any
+    hessian: Any
+    own_gradient: Any
+    own_hessian: Any
+    weight: Any
+
+
+@partial(jax.jit, static_argnames="model")
+def _integrate(model: Model, parts: PyTree, field: _Field, states, *, noise, size):
+    mean, factor, anchors, gradient, hessian, own_gradient, own_hessian, weight = field
+
     def likelihood(theta):
         def part(rows, mask):
             return jnp.sum(jnp.where(mask, jax.vmap(model.flat_loglikelihood, (None, 0))(theta, rows), 0))
@@ -102,7 +116,7 @@ def _integrate(
             lambda one: drift(*one), (z, anchors, gradient, own_gradient), batch_size=min(len(z), 64)
         )
 
-    def inert(carry, xi):
+    def step(carry, xi):  # BAOAB
         (z, v), force = carry
         v = v + size / 2 * force
         z = z + size / 2 * v
@@ -112,11 +126,6 @@ def _integrate(
         force = each(z)
         return ((z, v + size / 2 * force), force), None
 
-    def plain(carry, xi):
-        (z, v), force = carry
-        z = z + size * force + jnp.sqrt(2 * size) * xi
-        return ((z, v), each(z)), None
-
     start = ((states[0], states[1]), each(states[0]))
-    ((z, v), _), _ = jax.lax.scan(inert if inertial else plain, start, noise)
+    ((z, v), _), _ = jax.lax.scan(step, start, noise)
     return jnp.stack([z, v])

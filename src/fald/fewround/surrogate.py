@@ -101,7 +101,7 @@ def _misfit(surrogate: Surrogate, z: Any, wanted: Any) -> Any:
 
 
 @jax.jit
-def _steps(surrogate: Surrogate, moments: Any, z: Any, wanted: Any, picked: Any, rates: Any) -> Any:
+def _steps(surrogate: Surrogate, moments: Any, *, z: Any, wanted: Any, picked: Any, rates: Any) -> Any:
     """Some steps of Adam; ``picked`` (steps, batch) says which states each sees."""
     adam = optax.scale_by_adam()
 
@@ -137,7 +137,7 @@ def learn(
     for start in range(0, steps, _CHUNK):
         part = rates[start : start + _CHUNK]
         picked = rng.integers(0, len(z), (len(part), _BATCH))
-        surrogate, moments = _steps(surrogate, moments, states, wanted, picked, part)
+        surrogate, moments = _steps(surrogate, moments, z=states, wanted=wanted, picked=picked, rates=part)
     return surrogate
 
 
@@ -150,11 +150,12 @@ def wander(
     leave |z|² < bound.
     """
     key, start = jax.random.key(seed), jnp.asarray(z, jnp.float32)
-    return np.asarray(_wander(surrogate, start, key, trajectories, steps, np.float32(bound)), float)
+    many = {"trajectories": trajectories, "steps": steps}
+    return np.asarray(_wander(surrogate, start, key, **many, bound=np.float32(bound)), float)
 
 
-@partial(jax.jit, static_argnums=(3, 4))
-def _wander(surrogate: Surrogate, z: Any, key: Any, trajectories: int, steps: int, bound: Any) -> Any:
+@partial(jax.jit, static_argnames=("trajectories", "steps"))
+def _wander(surrogate: Surrogate, z: Any, key: Any, *, trajectories: int, steps: int, bound: Any) -> Any:
     def level(z):
         return _rest(surrogate, z) - jnp.sum(z**2, axis=1) / 2
 

@@ -20,24 +20,20 @@ _MOST_READINGS = 40
 
 
 def settings_of_run(
-    problem: Assignment, num_rounds: int, sensitivity: float | None, lost_rounds: int = 0
+    problem: Assignment, num_rounds: int, sensitivity: float | None, lost_rounds: int
 ) -> RunSettings:
     """The privacy-relevant settings of a sampling problem.
 
     A bound of the model's own replaces clipping only where nothing is clipped. Rounds lost in a crash
     are charged at the largest step of a schedule, which is at least what they used.
     """
-    about = problem.method.about
-    method = about.settings
-    if not {"step_size", "clip_norm", "noise"} <= set(method):
-        raise PrivacyError(f"there is no privacy accounting for the method {about.name!r}", hint="use FA-LD")
-    steps = num_rounds * int(method["local_steps"])
     own = as_used(private(problem.method))
     step_size: Any = own.pop("step_size")
-    if callable(about.step_size):
-        schedule = np.array([about.step_size(k) for k in range(steps)], float)
+    schedule: Any = problem.method.step_size
+    if callable(schedule):
+        steps = np.array([schedule(k) for k in range(num_rounds * own["local_steps"])], float)
         # first, so that any number of rounds after the lost ones is charged with them
-        step_size = np.append(np.full(lost_rounds * int(method["local_steps"]), schedule.max()), schedule)
+        step_size = np.append(np.full(lost_rounds * own["local_steps"], steps.max()), steps)
     return RunSettings.of(
         Setting(step_size=1.0, participation=problem.participation, **own),
         sensitivity=sensitivity,

@@ -236,8 +236,9 @@ class PldSteps:
     def delta(self, loss: Loss, epsilon: float) -> float:
         """The δ that the grid shows to hold with this ε."""
         grid, upper, lower = self._excess(loss)
-        j = min(int(epsilon / self.interval), grid.size - 1)
-        return float(min(1.0, max(upper[-1], upper[j] - math.exp(epsilon - grid[j]) * lower[j])))
+        j = int(min(epsilon / self.interval, grid.size - 1))  # beyond the grid nothing but slack is left
+        excess = math.exp(min(epsilon - grid[j], self.interval)) * lower[j]
+        return float(min(1.0, max(upper[-1], upper[j] - excess)))
 
 
 def _roundoff(loss: Loss) -> float:

@@ -138,34 +138,40 @@ class Predictor(NamedTuple):
     Attributes
     ----------
     value_fn
-        Log likelihood (rows, positions).
+        Log likelihood summed over rows, by a fourth argument: ``totals(terms)`` adds up terms
+        (rows, positions), ``totals.of_logs(factors, most)`` the logarithms of factors between 1 and ``most``,
+        and ``totals.counts`` are numbers of rows. It may write to η.
     slopes_fn
         Its derivatives by every predictor and every other entry, in this order; a list of (rows, positions).
     bends_fn
         Second derivatives: a list of such lists, of which the part right of the diagonal is used.
     single
-        Whether values may be computed in float32: where a value changes at most as fast as η, the error of a
-        sum over n rows is about 2⁻²⁴ η √n.
+        Whether values and slopes may be computed in float32: where a value changes at most as fast as η, the
+        error of a sum over n rows is about 2⁻²⁴ η √n.
+    squares
+        c where a row is known through the square of a residual alone, which is linear in η and y − c, so that
+        few rows stand for many; None otherwise.
     """
 
-    value_fn: Callable[[Any, Any, Mapping[str, Any]], Any]
+    value_fn: Callable[[Any, Any, Mapping[str, Any], Any], Any]
     slopes_fn: Callable[[Any, Any, Mapping[str, Any]], Sequence[Any]]
     bends_fn: Callable[[Any, Any, Mapping[str, Any]], Sequence[Sequence[Any]]]
     single: bool = False
+    squares: float | None = None
 
 
 def predicted(
-    value_fn: Callable, slopes_fn: Callable, bends_fn: Callable, *, single: bool = False
+    value_fn: Callable, slopes_fn: Callable, bends_fn: Callable, **others: Any
 ) -> Callable[[Callable], Callable]:
     """Mark a log likelihood of examples (x, y) that knows x through the linear predictor η = a + bx alone.
 
     Its positions are mappings with ``intercept``, () or (predictors,), and ``coefficient``, (features,) or
-    (predictors, features); ``Predictor`` says what the functions are. The mark is the function's, not the
-    model's, so that a function put in its place has none.
+    (predictors, features); ``Predictor`` says what the functions and ``others`` are. The mark is the
+    function's, not the model's, so that a function put in its place has none.
     """
 
     def mark(loglikelihood_fn: Callable) -> Callable:
-        found = Predictor(value_fn, slopes_fn, bends_fn, single)
+        found = Predictor(value_fn, slopes_fn, bends_fn, **others)
         loglikelihood_fn.predictor = found  # type: ignore[attr-defined]
         return loglikelihood_fn
 

@@ -77,13 +77,13 @@ def forest(effects: Sequence[Mapping[str, Any]], level: float) -> Plot:
     ticks = _ratio_ticks(min(ends), max(ends)) if ratio else None
     plot.x_axis(f"{effects[0]['scale'] or 'mean'}, {100 * level:g}% credible interval", ticks)
     if neutral is not None:
-        plot.upright(neutral, (0, plot.height), QUIET, 1.5, "6 4")
+        plot.upright(neutral, (0, plot.height), QUIET, 1.5, dash="6 4")
     for place, e in zip(_places(effects), effects):
         colour = CLEAR if e["excluded"] else QUIET
         numbers = f"{number(e['estimate'])} ({number(e['low'])} to {number(e['high'])})"
         plot.segment((e["low"], e["high"]), place, colour, 2.5, ends=True)
         said = f"{e['label']}: {numbers}"
-        plot.mark(e["estimate"], place, "diamond" if e["excluded"] else "circle", colour, said)
+        plot.mark(e["estimate"], place, "diamond" if e["excluded"] else "circle", colour, said=said)
         plot.words(place - 13, e["label"], numbers)
     return plot
 
@@ -113,7 +113,7 @@ def calibration(checked: Mapping[str, Any]) -> Plot:
     bins = checked["bins"]
     span = _span([v for b in bins for v in (b["predicted"], b["seen"], b["low"], b["high"])])
     plot = Plot(310, span, span).x_axis("predicted").y_axis("seen")
-    plot.line(span, span, QUIET, 1.5, "6 4")
+    plot.line(span, span, QUIET, 1.5, dash="6 4")
     for b in bins:
         plot.upright(b["predicted"], (plot.down(b["high"]), plot.down(b["low"])), EXPECTED, 8)
     for b in bins:
@@ -121,7 +121,7 @@ def calibration(checked: Mapping[str, Any]) -> Plot:
             f"{b['rows']} rows: predicted {number(b['predicted'])}, seen {number(b['seen'])}, "
             f"expected range {number(b['low'])} to {number(b['high'])}"
         )
-        plot.mark(b["predicted"], plot.down(b["seen"]), "circle", CLEAR, said)
+        plot.mark(b["predicted"], plot.down(b["seen"]), "circle", CLEAR, said=said)
     return plot
 
 
@@ -134,7 +134,7 @@ def site_means(sites: Sequence[Mapping[str, Any]], outcome: str) -> Plot:
         numbers = f"seen {number(s['seen'])}, expected {number(s['low'])} to {number(s['high'])}"
         plot.segment((s["low"], s["high"]), place, EXPECTED, 9)
         shape, colour = ("cross", OUTSIDE) if outside else ("circle", CLEAR)
-        plot.mark(s["seen"], place, shape, colour, f"{s['client']}: {numbers}")
+        plot.mark(s["seen"], place, shape, colour, said=f"{s['client']}: {numbers}")
         plot.words(place - 13, s["client"], numbers)
     return plot
 
@@ -176,6 +176,6 @@ def drift(sites: Sequence[Mapping[str, Any]]) -> Plot:
     for place, s in zip(_places(known), known):
         numbers = f"mean {number(s['mean_drift'])}, largest {number(s['max_drift'])}"
         plot.segment((s["mean_drift"], s["max_drift"]), place, CLEAR, 2.5, ends=True)
-        plot.mark(s["mean_drift"], place, "circle", CLEAR, f"{s['client']}: {numbers}")
+        plot.mark(s["mean_drift"], place, "circle", CLEAR, said=f"{s['client']}: {numbers}")
         plot.words(place - 13, s["client"], numbers)
     return plot

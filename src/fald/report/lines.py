@@ -62,10 +62,10 @@ def write_lines(
     legend = []
     for i, (name, (xs, ys)) in enumerate(series.items()):
         style = COLOURS[i % len(COLOURS)], 2.5, DASHES[(i + i // len(COLOURS)) % len(DASHES)]
-        plot.line([float(v) for v in xs], [float(v) for v in ys], *style)
+        plot.line([float(v) for v in xs], [float(v) for v in ys], *style[:2], dash=style[2])
         legend.append(_entry(name, *style))
     if level is not None:
-        plot.line(ends[0], [level[1]] * 2, QUIET, 1.5, "2 3")
+        plot.line(ends[0], [level[1]] * 2, QUIET, 1.5, dash="2 3")
         legend.append(_entry(level[0], QUIET, 1.5, "2 3"))
     page = _PAGE.format(title=escape(title), plot=plot.svg("figure", title), legend="".join(legend))
     write_atomically(path, page.encode())

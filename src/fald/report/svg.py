@@ -117,7 +117,7 @@ class Plot:
         for place in (a, b) if ends else ():
             self._marks.append(f'<line x1="{place}" x2="{place}" y1="{y - 5}" y2="{y + 5}" {line}/>')
 
-    def upright(self, x: float, y: tuple[float, float], colour: str, width: float, dash: str = "") -> None:
+    def upright(self, x: float, y: tuple[float, float], colour: str, width: float, *, dash: str = "") -> None:
         """A vertical line between two heights in pixels."""
         place = self.across(x)
         self._marks.append(
@@ -125,7 +125,7 @@ class Plot:
             f'stroke-width="{width}"{_dashed(dash)}/>'
         )
 
-    def mark(self, x: float, y: float, shape: str, colour: str, said: str = "") -> None:
+    def mark(self, x: float, y: float, shape: str, colour: str, *, said: str = "") -> None:
         """A dot, diamond or cross at a height in pixels; ``said`` shows when pointed at."""
         x = float(x)
         drawn = {
@@ -147,7 +147,7 @@ class Plot:
         )
 
     def line(
-        self, xs: Sequence[float], ys: Sequence[float], colour: str, width: float, dash: str = ""
+        self, xs: Sequence[float], ys: Sequence[float], colour: str, width: float, *, dash: str = ""
     ) -> None:
         """A polyline through values; those that are not finite break it."""
         assert self.y is not None

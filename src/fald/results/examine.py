@@ -127,7 +127,7 @@ def examine(
         if reference is None or not kind.draws
         else compared(tree, *reference),
         "doubling": doubling,
-        **(_of_rows(tree, model, rows, level, why) if kind.draws else dict.fromkeys(_ABOUT_ROWS)),
+        **(_of_rows(tree, model, rows, level=level, why=why) if kind.draws else dict.fromkeys(_ABOUT_ROWS)),
     }
     found = made_checks(facts)
     said = judgement(found)
@@ -145,7 +145,7 @@ _ABOUT_ROWS = ("predictive", "no_predictive", "prior", "no_prior", "columns", "v
 
 
 def _of_rows(
-    tree: xr.DataTree, model: Model | None, rows: FederatedData | None, level: float, why: str
+    tree: xr.DataTree, model: Model | None, rows: FederatedData | None, *, level: float, why: str
 ) -> dict[str, Any]:
     """What takes rows: each fact, or why there is none."""
     found: dict[str, Any] = {**dict.fromkeys(_ABOUT_ROWS), "no_predictive": why, "no_rows": why}

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fald.core.checks import check_count
 from fald.core.errors import DataError
 from fald.core.types import float_dtype
 from fald.problem.model import Model
@@ -122,7 +123,8 @@ def predict(
     if model.predict_fn is None:
         raise DataError(f"model {model.name!r} has no predict_fn", hint="give the Model a predict_fn")
     flat = flat_positions(model, tree)
-    taken = np.unique(np.linspace(0, len(flat) - 1, most_draws).astype(int))
+    count = check_count("most-draws", most_draws)
+    taken = np.unique(np.linspace(0, len(flat) - 1, count).astype(int))
     positions = jax.vmap(model.unravel)(jnp.asarray(flat[taken], float_dtype()))
     x = jnp.asarray(_feature_array(model, features))
     expected_of_row = jax.vmap(model.predict_fn, in_axes=(0, None))

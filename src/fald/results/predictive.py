@@ -79,11 +79,11 @@ def predictive_checks(
     tail = (1 - check_level(level)) / 2
     seen, expected, simulated, outcome = _outcomes(model, require_posterior(tree), data, seed)
     parts = dict(zip(data.names, map(slice, data.offsets[:-1], data.offsets[1:])))
-    return {"outcome": outcome, "level": level, **compare(seen, expected, simulated, parts, tail)}
+    return {"outcome": outcome, "level": level, **compare(seen, expected, simulated, parts=parts, tail=tail)}
 
 
 def compare(
-    seen: Array, expected: Array, simulated: Array, parts: dict[str, slice], tail: float
+    seen: Array, expected: Array, simulated: Array, *, parts: dict[str, slice], tail: float
 ) -> dict[str, Any]:
     """Outcomes (n,) and their expectations (n,) beside simulated outcomes (n, draws), over sites and bins."""
     sites = [{"client": name, **_means(seen[p], simulated[p], tail)} for name, p in parts.items()]

@@ -59,7 +59,10 @@ def csv_text(frame: pd.DataFrame) -> str:
     """
 
     def plain(cell: Any) -> Any:
-        return f"'{cell}" if isinstance(cell, str) and cell[:1] in tuple("=+-@\t\r") else cell
+        if not isinstance(cell, str):
+            return cell
+        cell = cell.replace("\r", " ")  # which ends a line for some programs, and is not quoted
+        return f"'{cell}" if cell.lstrip()[:1] in tuple("=+-@") else cell
 
     return frame.map(plain).rename(columns=plain, index=plain).to_csv()
 

@@ -101,7 +101,8 @@ class Piecewise:
         """Step size of the k-th local step."""
         found = step_size_at(self.parts[0], step)
         for part, start in zip(self.parts[1:], self.starts[1:]):
-            found = jnp.where(step >= start, step_size_at(part, step - start), found)
+            begun = jnp.maximum(step - start, 0)  # no schedule is asked for steps before its first
+            found = jnp.where(step >= start, step_size_at(part, begun), found)
         return found
 
 
@@ -390,7 +391,7 @@ class OwnFunction:
             return (own,)  # what a function within it sees is not known
         seen = [own.__globals__.get(name, name) for name in own.__code__.co_names]
         closed = [cell.cell_contents for cell in own.__closure__ or ()]
-        values = (*seen, *closed, *(own.__defaults__ or ()), *(own.__kwdefaults__ or {}).items())
+        values = (*seen, *closed, *(own.__defaults__ or ()), *(own.__kwdefaults__ or {}).values())
         # what is no plain value counts as itself alone: it may have changed without being another
         plain = [(type(v), v) if isinstance(v, int | float | str) else id(v) for v in values]
         return (own.__code__, *plain)

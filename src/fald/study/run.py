@@ -133,7 +133,7 @@ def _run(
     if data.present and planned and kind_of(tree).chains:
         tree.attrs["foreseen"] = json.dumps(foresee(model, data, settings_of(tree)))
         if study.sampler is None and model.dim <= MAX_DIM:
-            tree.attrs["beside"] = json.dumps(_few_rounds(tree, study, model, data, progress))
+            tree.attrs["beside"] = json.dumps(_few_rounds(tree, study, model, data, progress=progress))
     if asked is not None and kind_of(tree).certified:
         tree = counted(tree, asked)
     tree.attrs |= {"prior": model.prior, "undeclared": json.dumps(model.undeclared), "origin": model.origin}
@@ -175,7 +175,7 @@ def _draws(study: Study, model: Model, data: FederatedData, place: Remote | None
 
 
 def _few_rounds(
-    tree: xr.DataTree, study: Study, model: Model, data: FederatedData, progress: bool
+    tree: xr.DataTree, study: Study, model: Model, data: FederatedData, *, progress: bool
 ) -> dict[str, Any]:
     """What the few-round posterior says beside planned FA-LD; or why there is none."""
     planned = {"planned": tolerance_of(study.fit.accuracy)}

@@ -222,13 +222,12 @@ class BoundSettings(NamedTuple):
 
 def assemble(c: Constants, run: BoundSettings, *, coefficient: float = 30.0, start: Any = 0.0) -> Bound:
     """The bound with a given coefficient of its square root and a given first term; settings unchecked."""
-    eta, K, correlation, participation = run
-    sources, kappa = c.sources(correlation), c.condition_number
+    eta, K = run.step_size, run.local_steps
+    sources, kappa = c.sources(run.correlation), c.condition_number
     drift, scale = (K - 1) ** 2, sources.sum()
-    drawing = drawing_term(c, run) if participation.scheme != "full" else 0.0
     root = coefficient * kappa * np.sqrt(eta * c.strong_convexity * c.dim * (drift + kappa) * scale)
     shares = (root * (source / scale if scale > 0 else 0.0) for source in sources)
-    terms = np.broadcast_arrays(start, *shares, drawing, drift / (drift + kappa))
+    terms = np.broadcast_arrays(start, *shares, drawing_term(c, run), drift / (drift + kappa))
     return Bound(*(np.array(term, float)[()] for term in terms))
 
 

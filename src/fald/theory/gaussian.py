@@ -64,7 +64,7 @@ class _Federation:
     own: Array  # (N,) k_c: the clients' own noise adds (1−ρ²) Σ_c k_c E_c to the average
     temperature: float
     correlation: float
-    momentum: float = 0.0
+    momentum: float
 
     def round(self, step_sizes: Array, heats: Array) -> _Round:
         """Compose the local steps, of temperatures relative to the run's, last to first."""

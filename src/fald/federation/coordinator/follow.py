@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from fald.core.errors import ExitCode, FaldError, FederationError, Interrupted, StorageError
 from fald.core.files import sole_owner
-from fald.federation.coordinator.run import OUTCOME
 from fald.federation.engines import Deployment, deployment_of
+from fald.federation.folder import OUTCOME
 from fald.runtime import journal
 from fald.runtime.progress import Progress
 from fald.study.folder import check_folder, open_run
@@ -72,7 +72,7 @@ def _submit_and_follow(
     job = {"study": study.as_settings(), "out": str(out), "resume": resume, "command": command}
     handle = adapter.submit(federation, job)
     try:
-        outcome = _follow(adapter, federation, handle, study, out, progress)
+        outcome = _follow(adapter, federation, handle, study, out=out, progress=progress)
     except KeyboardInterrupt:
         adapter.abort(federation, handle)
         raise Interrupted(
@@ -84,7 +84,7 @@ def _submit_and_follow(
 
 
 def _follow(
-    adapter: Deployment, federation: Path, handle: str, study: Study, out: Path, progress: bool
+    adapter: Deployment, federation: Path, handle: str, study: Study, *, out: Path, progress: bool
 ) -> dict[str, Any]:
     """Show how the run goes until it has ended, or stops moving."""
     options = study.federation

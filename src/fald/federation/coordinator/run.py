@@ -12,6 +12,7 @@ from fald.core.errors import ExitCode, FaldError, Interrupted
 from fald.core.files import write_atomically
 from fald.federation.coordinator.engine import RemoteEngine, RemoteExchange
 from fald.federation.coordinator.sites import Federation
+from fald.federation.folder import OUTCOME
 from fald.federation.link import Link
 from fald.results.kinds import kind_of
 from fald.study.run import Remote, run_study
@@ -19,9 +20,6 @@ from fald.study.schema import Study, make_study
 
 if TYPE_CHECKING:
     import xarray as xr
-
-OUTCOME = "outcome.json"
-
 
 def run_federated(
     study: Study, link: Link, out: Path, *, resume: bool = False, progress: bool = False, command: str = ""

@@ -158,8 +158,11 @@ class Federation:
         opened = self._from_all(wire.pack("open", values), wire.MOST_BYTES)
         for name, m in opened.items():
             self._same(name, m, {})
-            if not (type(m.values.get("rows")) is int and m.values["rows"] > 0):
+            rows, columns, hello = (m.values.get(key) for key in ("rows", "features", "hello"))
+            if not (type(rows) is int and 0 < rows < 2**31):
                 raise FederationError(f"site {name!r} gives no number of rows")
+            if not (isinstance(columns, list) and isinstance(hello, dict)):
+                raise FederationError(f"site {name!r} does not say its columns, or who it is")
         return opened
 
     def begin(self) -> None:

@@ -30,6 +30,7 @@ _TO_LOW = 2.0**64
 _LOST = np.uint64(48)  # bit of a high word from which terms that are −∞ are counted
 _NONE = np.uint64(56)  # and from which those that are no number
 _ONE = np.uint64(1)
+_PART = 4096  # numbers at a time: what is needed on the way stays small, and in the cache
 
 
 def encode(values: ArrayLike, *, saturate: bool = False) -> Words:
@@ -66,12 +67,13 @@ def encode(values: ArrayLike, *, saturate: bool = False) -> Words:
         if not saturate:
             raise _refused(x, fits)
         low, x = x <= -LIMIT, np.where(fits, x, 0.0)
-    size = np.abs(x) * _TO_HIGH
-    high = np.floor(size)
     words = np.empty((2, len(x)), np.uint64)
-    words[0] = np.rint((size - high) * _TO_LOW)  # a float64 below one stays below one: no carry
-    words[1] = high
-    words = np.where(x < 0, negated(words), words)
+    for part in _parts(len(x)):
+        size = np.abs(x[part]) * _TO_HIGH
+        high = np.floor(size)
+        words[0, part] = np.rint((size - high) * _TO_LOW)  # a float64 below one stays below one: no carry
+        words[1, part] = high
+        _negate(words[:, part], x[part] < 0)
     if not fits.all():
         words[1, ~fits] = np.where(low[~fits], _ONE << _LOST, _ONE << _NONE)
     return words
@@ -97,51 +99,74 @@ def decode(words: Words, terms: int = MOST_TERMS) -> NDArray[np.float64]:
     >>> decode(encode([0.1, -2.5])).tolist()
     [0.1, -2.5]
     """
+    found = np.empty(words.shape[1])
+    for part in _parts(len(found)):
+        found[part] = _decoded(words[:, part], terms)
+    return found
+
+
+def _decoded(words: Words, terms: int) -> NDArray[np.float64]:
     marks = (words[1] + (_ONE << (_LOST - _ONE))) >> _LOST  # the sum may be negative
     words = np.stack([words[0], words[1] - (marks << _LOST)])
     negative = words[1] >> np.uint64(63) == 1
-    low, high = np.where(negative, negated(words), words).astype(np.float64)
-    size = high / _TO_HIGH + low / (_TO_HIGH * _TO_LOW)
-    lost, none = marks & np.uint64(MOST_TERMS), marks >> (_NONE - _LOST)
-    if np.any((lost + none > terms) | (size >= LIMIT * terms)):
-        raise NonFiniteError("a sum lies outside the range of all its terms")
-    return np.where(none > 0, np.nan, np.where(lost > 0, -np.inf, np.where(negative, -size, size)))
+    _negate(words, negative)
+    low, found = words.astype(np.float64)
+    found *= 1 / _TO_HIGH
+    found += low * (1 / (_TO_HIGH * _TO_LOW))
+    if np.any(found >= LIMIT * terms):
+        raise _outside()
+    np.negative(found, out=found, where=negative)
+    if marks.any():
+        lost, none = marks & np.uint64(MOST_TERMS), marks >> (_NONE - _LOST)
+        if np.any(lost + none > terms):
+            raise _outside()
+        found = np.where(none > 0, np.nan, np.where(lost > 0, -np.inf, found))
+    return found
 
 
-def add(a: Words, b: Words) -> Words:
-    """a + b modulo 2¹²⁸.
+def _outside() -> NonFiniteError:
+    return NonFiniteError("a sum lies outside the range of all its terms")
+
+
+def _parts(count: int) -> list[slice]:
+    return [slice(start, start + _PART) for start in range(0, count, _PART)]
+
+
+def add(a: Words, b: Words, out: Words | None = None) -> Words:
+    """a + b modulo 2¹²⁸, in a new array or in ``out``, which may be a.
 
     Examples
     --------
     >>> decode(add(encode([1.5]), encode([-4.0]))).tolist()
     [-2.5]
     """
-    out = a + b
-    out[1] += out[0] < b[0]
-    return out
+    found = np.add(a, b, out=out)
+    found[1] += found[0] < b[0]
+    return found
 
 
-def subtract(a: Words, b: Words) -> Words:
-    """a − b modulo 2¹²⁸."""
-    out = a - b
-    out[1] -= a[0] < b[0]
-    return out
+def subtract(a: Words, b: Words, out: Words | None = None) -> Words:
+    """a − b modulo 2¹²⁸, in a new array or in ``out``, which may be a."""
+    borrowed = a[0] < b[0]
+    found = np.subtract(a, b, out=out)
+    found[1] -= borrowed
+    return found
 
 
-def negated(a: Words) -> Words:
-    """−a modulo 2¹²⁸."""
-    out = ~a
-    out[0] += np.uint64(1)
-    out[1] += out[0] == 0
-    return out
+def _negate(a: Words, where: NDArray[np.bool_]) -> None:
+    """−a modulo 2¹²⁸ in some places."""
+    a ^= np.negative(where, dtype=np.uint64)  # all bits, or none
+    a[0] += where
+    a[1] += where & (a[0] == 0)
 
 
 def total(terms: Iterable[Words]) -> Words:
     """Sum modulo 2¹²⁸ of at least one term."""
     first, *rest = terms
+    found = first.copy()
     for term in rest:
-        first = add(first, term)
-    return first
+        add(found, term, found)
+    return found
 
 
 def fixed_point_sum(values: Sequence[ArrayLike], *, saturate: bool = False) -> NDArray[np.float64]:

@@ -51,7 +51,6 @@ class _Answer(NamedTuple):
     round: int
     attempt: int
     digest: bytes
-    among: tuple[str, ...]
     upload: Words | None  # None where another process made it
 
 
@@ -70,9 +69,6 @@ class Session:
         The site's name, as the others have pinned it.
     run
         What the session is for, equal at all sites; keys signed for one run are refused in another.
-    subsets
-        Whether ``mask`` may be asked for sums over some of the sites. With it a coordinator that takes the
-        sums of two sets of sites over the same values learns their difference.
 
     Examples
     --------
@@ -91,8 +87,8 @@ class Session:
     [1.5, 3.0]
     """
 
-    def __init__(self, identity: Identity, name: str, run: str, *, subsets: bool = False):
-        self.name, self.run, self.subsets = name, run, subsets
+    def __init__(self, identity: Identity, name: str, run: str):
+        self.name, self.run = name, run
         self._identity = identity
         self._key = X25519PrivateKey.generate()
         self._hello = self._introduced()
@@ -109,24 +105,23 @@ class Session:
         return {
             "name": self.name,
             "run": self.run,
-            "subsets": self.subsets,
             "key": self._key.private_bytes_raw().hex(),
             "pairs": {name: pair.hex() for name, pair in self._pairs.items()},
             "transcript": self._transcript.hex(),
-            "last": None if last is None else [last.round, last.attempt, last.digest.hex(), list(last.among)],
+            "last": None if last is None else [last.round, last.attempt, last.digest.hex()],
         }
 
     @classmethod
     def restore(cls, identity: Identity, exported: Mapping[str, Any]) -> Session:
         """The session that ``export`` wrote down. What it answered last cannot be asked for again."""
-        session = cls(identity, exported["name"], exported["run"], subsets=exported["subsets"])
+        session = cls(identity, exported["name"], exported["run"])
         session._key = X25519PrivateKey.from_private_bytes(bytes.fromhex(exported["key"]))
         session._hello = session._introduced()
         session._pairs = {name: bytes.fromhex(pair) for name, pair in exported["pairs"].items()}
         session._transcript = bytes.fromhex(exported["transcript"])
         if exported["last"] is not None:
-            round, attempt, digest, among = exported["last"]
-            session._last = _Answer(round, attempt, bytes.fromhex(digest), tuple(among), None)
+            round, attempt, digest = exported["last"]
+            session._last = _Answer(round, attempt, bytes.fromhex(digest), None)
         return session
 
     def _introduced(self) -> dict[str, str]:
@@ -259,10 +254,9 @@ class Session:
         round: int,
         attempt: int,
         digest: bytes,
-        among: Sequence[str] | None = None,
         saturate: bool = False,
     ) -> Words:
-        """This site's upload: its values under masks that cancel in the sum over the sites asked.
+        """This site's upload: its values under masks that cancel in the sum over all sites.
 
         A round and attempt is answered once. The same request again gets the same upload whatever the values:
         new values under old masks would show their difference, and new noise would be averaged away. A
@@ -276,8 +270,6 @@ class Session:
             Which sum this is; they never go back.
         digest
             Hash of all that the site was asked; sites that were asked different things give a sum of noise.
-        among
-            The sites asked, this one and at least two others; None: all. One round has one set of sites.
         saturate
             True: NaN, infinities and numbers beyond the limit are marked, and their sum is −∞ or no number,
             as the log likelihood of a draw far outside the posterior may be; what is left to see is how many
@@ -295,41 +287,19 @@ class Session:
         NonFiniteError
             If a value cannot be summed. The round stays unanswered.
         """
-        sites = self._asked(round, among)
+        if not self.roster:
+            raise SecureSumError("no sum before the sites' keys were accepted")
         done = self.again(round=round, attempt=attempt, digest=digest)
         if done is not None:
             return done
         upload = np.column_stack([encode(values, saturate=saturate), encode([1.0])])
-        use = _joined(PROTOCOL, round, attempt, upload.shape[1], digest, *sites)
-        for name in sites:
+        use = _joined(PROTOCOL, round, attempt, upload.shape[1], digest, *self.roster)
+        for name in self.roster:
             if name != self.name:
                 stream = _stream(self._pairs[name], use, upload.shape[1])
-                upload = add(upload, stream) if self.name < name else subtract(upload, stream)
-        self._last = _Answer(round, attempt, digest, sites, upload)
+                (add if self.name < name else subtract)(upload, stream, upload)
+        self._last = _Answer(round, attempt, digest, upload)
         return upload.copy()
-
-    def _asked(self, round: int, among: Sequence[str] | None) -> tuple[str, ...]:
-        roster = self.roster
-        if not roster:
-            raise SecureSumError("no sum before the sites' keys were accepted")
-        sites = tuple(roster if among is None else sorted(set(among)))
-        if among is not None and (len(sites) != len(among) or not set(sites) <= set(roster)):
-            raise SecureSumError("the sites asked must be different ones of the roster")
-        if self.name not in sites or len(sites) < FEWEST_SITES:
-            raise SecureSumError(
-                f"a sum must be over at least {FEWEST_SITES} sites, this one among them; got {len(sites)}"
-            )
-        if len(sites) < len(roster) and not self.subsets:
-            raise SecureSumError(
-                f"this run sums over all {len(roster)} sites; {len(sites)} were asked",
-                hint="sums with and without a site show that site's numbers",
-            )
-        if self._last is not None and round == self._last.round and sites != self._last.among:
-            raise SecureSumError(
-                f"round {round} was asked with other sites before",
-                hint="sums with and without a site show that site's numbers; go on to the next round",
-            )
-        return sites
 
 
 def check_shares(weights: ArrayLike, sizes: Sequence[int]) -> None:

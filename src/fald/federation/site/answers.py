@@ -25,6 +25,8 @@ class Kept(NamedTuple):
         Hash of the numbers that left under masks; empty without.
     shapes
         Shapes of what left, by name.
+    exact
+        Whether what was asked is what the site itself would have asked, to the last bit.
     """
 
     round: int
@@ -32,15 +34,16 @@ class Kept(NamedTuple):
     task: str
     upload: str
     shapes: dict[str, list[int]]
+    exact: bool = False
 
 
 class Last(NamedTuple):
-    """The request answered last: its round and attempt, a hash of all its bytes, its task, and the reply."""
+    """The request answered last: round and attempt, a hash of its bytes, its reply, and what left with it."""
 
     round: int
     attempt: int
+    left: dict[str, int]
     digest: bytes
-    task: bytes
     reply: bytes
 
 
@@ -57,6 +60,7 @@ class Answers:
         self._lines, self._last_path = folder / "answers.jsonl", folder / "last.bin"
         self.known: list[Kept] = []
         self._size = -1
+        self._last: tuple[tuple[int, int], Last] | None = None  # by its file: another process may answer
         self.read()
 
     def read(self) -> None:
@@ -98,17 +102,24 @@ class Answers:
         append_line(self._lines, line)
         self.known.append(answered)
         self._size = self._lines.stat().st_size
-        parts = {name: np.frombuffer(getattr(last, name), np.uint8) for name in ("digest", "task", "reply")}
-        values = {"round": last.round, "attempt": last.attempt}
+        parts = {name: np.frombuffer(getattr(last, name), np.uint8) for name in ("digest", "reply")}
+        values = {"round": last.round, "attempt": last.attempt, "left": last.left}
         write_atomically(self._last_path, wire.pack("last", values, parts))
+        self._last = self._stamp(), last
 
     def last(self) -> Last | None:
         """What was answered last in this session."""
         if not self._last_path.exists():
             return None
+        if self._last is not None and self._last[0] == self._stamp():
+            return self._last[1]
         kept = wire.unpack(self._last_path.read_bytes())
         parts = {name: a.tobytes() for name, a in kept.arrays.items()}
-        return Last(kept.values["round"], kept.values["attempt"], **parts)
+        return Last(**kept.values, **parts)
+
+    def _stamp(self) -> tuple[int, int]:
+        found = self._last_path.stat()
+        return found.st_ino, found.st_mtime_ns
 
     def forget_last(self) -> None:
         """A new session begins: replies of the one before are void."""

@@ -60,11 +60,13 @@ class LangevinSite:
 
     Parameters
     ----------
-    model, method, scheme
+    model, method
         What the study says.
     rows
         This site's rows.
-    client, sizes
+    scheme
+        Who takes part.
+    place
         Place of this site among all, and everybody's rows.
     root
         Key that anybody may know.
@@ -78,14 +80,15 @@ class LangevinSite:
         self,
         model: Model,
         method: Method,
-        scheme: str,
         rows: FederatedData,
-        client: int,
-        sizes: list[int],
+        *,
+        scheme: str,
+        place: tuple[int, list[int]],
         root: Array,
         start: Array,
         folder: Path,
     ):
+        client, sizes = place
         self._folder = folder
         self._method, self._root = method, jnp.asarray(root, jnp.uint32)
         self._rows = Rows(

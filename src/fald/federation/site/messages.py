@@ -23,12 +23,12 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, str) and bool(_ID.fullmatch(value))
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 1 <= value < 2**31
+def _is_count(value: Any, least: int = 1) -> bool:
+    return type(value) is int and least <= value < 2**31
 
 
 def _is_start(value: Any) -> bool:
-    return value == 0 or _is_count(value)
+    return _is_count(value, 0)
 
 
 def _are_names(value: Any) -> bool:

@@ -19,10 +19,11 @@ from fald.study.schema import Study, make_study
 
 _DAY = 86400.0  # seconds
 _LARGEST_MODEL = 10**8  # product of the counts among a model's options, about its parameters per feature
+_MOST_FEATURES = 20_000  # encoded columns, one for every level but the first
 
 
 class Openings:
-    """How many studies a site has looked at within a day, and how many of them did not fit its rows.
+    """How many runs of studies a site has looked at within a day, and how many did not fit its rows.
 
     Parameters
     ----------
@@ -35,17 +36,18 @@ class Openings:
     def __init__(self, state: Path, policy: Policy):
         self._state, self._policy = state, policy
 
-    def count_study(self, digest: str) -> None:
-        """Refuse more different studies within a day than the policy allows.
+    def count_run(self, run: str, digest: str) -> None:
+        """Refuse more runs within a day than the policy allows, each of a study by its digest.
 
-        Whoever may choose studies freely can ask by many of them what a single one may not ask.
+        Whoever may choose studies freely can ask by many of them what a single one may not ask, and whoever
+        has a site of its own can steer many runs of one study.
         """
-        path, now = self._state / "studies.json", time.time()
+        path, now, new = self._state / "studies.json", time.time(), f"{run} {digest}"
         with locked(path.with_suffix(".lock")):
             seen = {each: t for each, t in (read_json(path) or {}).items() if now - t < _DAY}
-            if digest not in seen and len(seen) >= self._policy.max_studies:
-                raise _wait(f"it has looked at {len(seen)} different studies within a day (max-studies)")
-            write_atomically(path, json.dumps({digest: now, **seen}).encode())
+            if new not in seen and len(seen) >= self._policy.max_studies:
+                raise _wait(f"it has looked at {len(seen)} runs of studies within a day (max-studies)")
+            write_atomically(path, json.dumps({new: now, **seen}).encode())
 
     def check_failed(self) -> None:
         """Refuse a study after too many that did not fit the rows: each may have told a bit about them."""
@@ -55,8 +57,9 @@ class Openings:
 
     def count_failed(self) -> None:
         """One more study did not fit the rows."""
-        content = json.dumps([*self._failed(), time.time()]).encode()
-        write_atomically(self._state / "failed.json", content)
+        path = self._state / "failed.json"
+        with locked(path.with_suffix(".lock")):
+            write_atomically(path, json.dumps([*self._failed(), time.time()]).encode())
 
     def _failed(self) -> list[float]:
         times = read_json(self._state / "failed.json") or []
@@ -84,8 +87,9 @@ def remote_study(tree: Mapping[str, Any]) -> Study:
     """The study as a site may read it: without files, which are the coordinator's."""
     data = {k: v for k, v in tree["data"].items() if k not in ("file", "files", "site")}
     study = make_study({**tree, "data": data, "folder": "."}, "the coordinator's study")
-    if math.prod(_counts(study.model.options)) > _LARGEST_MODEL:
-        raise PolicyError("the options of the study's model ask for more parameters than a site makes")
+    large = math.prod(_counts(study.model.options)) > _LARGEST_MODEL
+    if large or len(study.encoded_features) > _MOST_FEATURES:
+        raise PolicyError("the study's levels or options ask for more parameters than a site makes")
     return study
 
 

@@ -82,9 +82,13 @@ def _short(value: Any) -> Any:
 def _last_line(path: Path) -> str | None:
     if not path.exists():
         return None
+    size, lines = path.stat().st_size, [b""]
     with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - (1 << 20)))
-        lines = file.read().split(b"\n")
+        for length in (1 << 12, 1 << 20):  # of a usual line, and of any
+            file.seek(max(0, size - length))
+            lines = file.read().split(b"\n")
+            if len(lines) > 2 or length >= size:
+                break
     return lines[-2].decode(errors="replace") if len(lines) > 1 else None
 
 
@@ -147,11 +151,6 @@ def _broken(state: Path, why: str) -> StorageError:
         f"the record {state / RECORD} is broken: {why}",
         hint="compare it with a copy; the site answers nothing until the files are moved away or restored",
     )
-
-
-def sizes(arrays: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Shapes of arrays by name, as a line tells them."""
-    return {name: list(map(int, getattr(a, "shape", ()))) for name, a in arrays.items()}
 
 
 def as_rows(entries: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:

@@ -110,9 +110,11 @@ class SiteRun:
         self.reveals = None if study.sampler is None else study.sampler.build_method().about.reveals
         self.hello: dict[str, str] = {}
         self.answers = Answers(folder)
+        self._exact = False  # whether the last answer was to what the site itself would have asked
         self.left: dict[str, int] = {}  # kinds of numbers that the last answer made leave, and how many
         self.epsilon: float | None = None  # charged so far
         self._session: Session | None = None
+        self._sent: tuple[int, Array | None] = (0, None)  # what left last, and in which round
         self._rows: Site | None = None
         self._langevin: LangevinSite | None = None
         self._account: Account | None = None
@@ -227,10 +229,11 @@ class SiteRun:
         reply
             Makes the bytes that leave.
         """
-        self.left = {}
+        self.left, self._exact = {}, False
         number, attempt = message.values["round"], message.values["attempt"]
         task, last = self._task(message), self.answers.last()
         if last is not None and digest == last.digest:
+            self.left = last.left  # once more
             return last.reply
         again = self._check_order(number, attempt, task, last)
         arrays = (self._ask if message.kind == "ask" else self._round)(message, digest, task, again)
@@ -240,8 +243,9 @@ class SiteRun:
         masked = arrays.get("masked")
         upload = "" if masked is None else _words_digest(masked)
         shapes = {n.removeprefix("shape_"): a.tolist() for n, a in arrays.items() if n.startswith("shape_")}
-        kept = Kept(number, attempt, task.hex(), upload, shapes)
-        self.answers.add(kept, Last(number, attempt, digest, task, content))
+        kept = Kept(number, attempt, task.hex(), upload, shapes, self._exact)
+        self.answers.add(kept, Last(number, attempt, self.left, digest, content))
+        self._sent = (number, masked)
         return content
 
     def _task(self, message: wire.Message) -> bytes:
@@ -331,7 +335,11 @@ class SiteRun:
             raise FederationError(
                 f"the uploads of round {number} were not passed on, and this site audits (audit)"
             )
-        if _words_digest(uploads[self._place]) not in {a.upload for a in self.answers.of(number)}:
+        own = uploads[self._place]
+        answered, sent = self._sent
+        if not (answered == number and np.array_equal(own, sent)) and _words_digest(own) not in {
+            a.upload for a in self.answers.of(number)
+        }:
             raise FederationError(
                 f"what was passed on as this site's upload of round {number} is not its own"
             )
@@ -352,8 +360,8 @@ class SiteRun:
             check_shares(weights, self.frozen.sizes)
         weight = weights[:, self._place]
         leaves = self._langevin.read(message)
-        if self._session is not None and self.site.policy.audit and not again:
-            leaves = self._audited(message, number, leaves)
+        if self._session is not None and self.site.policy.audit:
+            leaves = self._audited(message, number, leaves, task)
         if self.study.privacy is not None:
             releases = check_weights(self.study, self.frozen.sizes, self._place, weight)
             self._langevin.check_noise(number, weight, leaves)
@@ -370,15 +378,16 @@ class SiteRun:
         spent = {f"spent_{i}": a for i, a in enumerate(jax.tree.leaves(upload.spent))}
         return {"masked": self._masked(message, flat, digest), **spent}
 
-    def _audited(self, message: wire.Message, number: int, leaves: list[Array]) -> list[Array]:
+    def _audited(self, message: wire.Message, number: int, leaves: list[Array], task: bytes) -> list[Array]:
         """The broadcast that the sum of the round before gives, after what came was compared with it."""
         assert self._langevin is not None
+        passed = {n.removeprefix(PASSED): a for n, a in message.arrays.items() if n.startswith(PASSED)}
         if number == 1:
             own = self._langevin.start
+        elif not passed and any(a.exact and a.task == task.hex() for a in self.answers.of(number)):
+            own = leaves  # asked again after a crash by a coordinator that has forgotten the round before
         else:
-            passed = {n.removeprefix(PASSED): a for n, a in message.arrays.items() if n.startswith(PASSED)}
-            total = self._summed(passed, number - 1)
-            own = self._langevin.after(number, total)
+            own = self._langevin.after(number, self._summed(passed, number - 1))
         mine, theirs = ({f"leaf_{i}": a for i, a in enumerate(each)} for each in (own, leaves))
         if not same(mine, theirs):
             raise FederationError(
@@ -387,6 +396,7 @@ class SiteRun:
                 hint="the same versions of fald and JAX are needed everywhere; or the coordinator asks for "
                 "something else",
             )
+        self._exact = all(map(np.array_equal, own, leaves))
         return own
 
     def _noise_root(self, task: bytes) -> Array:
@@ -433,13 +443,12 @@ class SiteRun:
         return LangevinSite(
             self.model,
             method,
-            sampler.participation,
             self.data,
-            self._place,
-            self.frozen.sizes,
-            self._root,
-            start_of(sampler, self.model),
-            self.folder,
+            scheme=sampler.participation,
+            place=(self._place, self.frozen.sizes),
+            root=self._root,
+            start=start_of(sampler, self.model),
+            folder=self.folder,
         )
 
     def _tell(self, sizes: Mapping[str, int]) -> None:
@@ -463,7 +472,7 @@ class RowsError(FederationError):
 
 
 def _words_digest(words: Array) -> str:
-    return hashlib.sha256(np.ascontiguousarray(words, "<u8").tobytes()).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(words, "<u8").data).hexdigest()
 
 
 def _shapes(arrays: Mapping[str, Array]) -> dict[str, Array]:

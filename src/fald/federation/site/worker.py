@@ -88,6 +88,7 @@ class SiteWorker:
         self._openings = Openings(settings.state, self.policy)
         self._run: SiteRun | None = None
         self._told: dict[str, Any] = {}
+        self._noted: dict[str, Any] = {}
         about = {
             key: str(value) if isinstance(value, Path) else value for key, value in vars(settings).items()
         }
@@ -166,7 +167,11 @@ class SiteWorker:
             file.write(f"{stamp} {printable(text, lines=True)}\n")
 
     def _note(self, **fields: Any) -> None:
-        """What 'fald federation join' shows."""
+        """What 'fald federation join' shows, which is the same in every round."""
+        shown = {key: value for key, value in fields.items() if key != "round"}
+        if shown == self._noted:
+            return
+        self._noted = shown
         line = {"time": time.time(), "site": self.settings.name, **fields}
         write_atomically(self.settings.state / "status.json", json.dumps(line).encode())
 
@@ -235,21 +240,20 @@ class SiteWorker:
         proposal = enquiry_of(study, v["secure"], len(self._known_sites()))
         self.policy.check(proposal)
         self._check_sites(v["names"], v["secure"])
-        self._openings.count_study(self._told["study"])
-        data, warnings = self._opened(study, proposal)
         folder = self._folder(v["run"])
-        known = Frozen.read(folder)
-        now = Frozen(self._told["study"], v["names"], v["secure"], [], data.fingerprint(), "")
-        if known is not None:
-            if known.fingerprint != now.fingerprint:
-                raise FederationError(
-                    "its rows have changed since the run began", hint="begin a new run, without --resume"
-                )
-            if known[:3] != now[:3]:
-                raise FederationError(
-                    "the run is known here with another study, other sites or another kind of sum",
-                    hint="begin a new run, without --resume",
-                )
+        known, now = Frozen.read(folder), Frozen(self._told["study"], v["names"], v["secure"], [], "", "")
+        if known is not None and known[:3] != now[:3]:
+            raise FederationError(
+                "the run is known here with another study, other sites or another kind of sum",
+                hint="begin a new run, without --resume",
+            )
+        self._openings.count_run(v["run"], self._told["study"])
+        data, warnings = self._opened(study, proposal)
+        now = now._replace(fingerprint=data.fingerprint())
+        if known is not None and known.fingerprint != now.fingerprint:
+            raise FederationError(
+                "its rows have changed since the run began", hint="begin a new run, without --resume"
+            )
         (known or now._replace(secret=secrets.token_hex(32))).save(folder)
         about = {"run": v["run"], "session": v["session"], "study": v["study"]}
         run = SiteRun(self._owner, folder, about, study=study, data=data)
@@ -305,8 +309,11 @@ class SiteWorker:
             raise FederationError("the sites of a run cannot change")
         if v["sizes"][v["names"].index(self.settings.name)] != run.data.num_rows:
             raise FederationError("the roster gives this site another number of rows")
-        pins = self._pins(v["identities"]) if run.frozen.secure else {}
-        run.begin(v["sizes"], v["hellos"] or {}, pins, message.arrays)
+        known = self._known_pins()
+        pins = {n: v["identities"].get(n, "") for n in v["names"]} if known is None else known
+        run.begin(v["sizes"], v["hellos"] or {}, pins if run.frozen.secure else {}, message.arrays)
+        if run.frozen.secure and known is None:  # only now: a beginning that is refused pins nobody
+            self._pin(pins)
         self._told["epsilon"] = run.epsilon
         return {}, {}
 
@@ -324,17 +331,16 @@ class SiteWorker:
         return set(self._known_pins() or self.settings.sites)
 
     def _known_pins(self) -> dict[str, str] | None:
-        return read_json(self.settings.pins or self.settings.state / "pins.json")
-
-    def _pins(self, announced: Mapping[str, str]) -> dict[str, str]:
         """Public keys of the sites: those of the site's own file, else those seen first."""
-        known = self._known_pins()
-        if known is not None or self.settings.pins is not None:
-            return known or {}
+        if self.settings.pins is not None:
+            return read_json(self.settings.pins) or {}
+        return read_json(self.settings.state / "pins.json")
+
+    def _pin(self, keys: Mapping[str, str]) -> None:
+        """Keep the keys of the first run, after each site has signed with its own."""
         path = self.settings.state / "pins.json"
-        write_atomically(path, json.dumps(dict(announced), indent=1, sort_keys=True).encode())
-        self.log(f"pinned the keys of {', '.join(sorted(announced))} as announced in the first run")
-        return dict(announced)
+        write_atomically(path, json.dumps(keys, indent=1, sort_keys=True).encode())
+        self.log(f"pinned the keys of {', '.join(sorted(keys))} as announced in the first run")
 
     def _rows(self, study: Study) -> FederatedData:
         data = self._load(study)

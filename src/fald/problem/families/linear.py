@@ -85,9 +85,9 @@ def linear_regression(
         s = np.log(known) if known is not None else others["log_noise_scale"]
         return ((y - centre) / unit - eta) * np.exp(-s), s
 
-    def values(eta, y, others):
+    def values(eta, y, others, totals):
         off, s = residual(eta, y, others)
-        return -0.5 * off**2 - (s + constant)
+        return -0.5 * totals(np.square(off, out=off)) - totals.counts * (s + constant)
 
     def slopes(eta, y, others):
         off, s = residual(eta, y, others)
@@ -99,7 +99,7 @@ def linear_regression(
         own = np.broadcast_to(-np.exp(-2 * s), off.shape)
         return [[own, cross], [cross, -2 * off**2]][: 1 + len(others)]
 
-    @predicted(values, slopes, bends)
+    @predicted(values, slopes, bends, squares=centre)
     def loglikelihood_fn(p, example):
         x, y = example
         s = log_scale(p)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import expit
 
 from fald.problem.families.base import Features, linear_predictor, regression, sensitivity
 from fald.problem.model import Model, bounded, predicted
@@ -23,20 +22,25 @@ def _softplus_jvp(primals, tangents):
     return _softplus(x), jax.nn.sigmoid(x) * dx
 
 
-def _values(eta, y, _):
-    below = np.copysign(eta, -1)
-    np.log1p(np.exp(below, out=below), out=below)
-    below += np.maximum(eta, 0)
-    return np.subtract(y * eta, below, out=below)
+def _values(eta, y, _, totals):
+    eta *= 2 * y - 1  # log σ(±η) = (±η − |η|)/2 − log(1 + exp(−|η|))
+    low = totals(eta) - totals(np.abs(eta, out=eta))
+    np.exp(np.negative(eta, out=eta), out=eta)
+    eta += 1
+    return low / 2 - totals.of_logs(eta)
 
 
 def _slopes(eta, y, _):
-    return [y - expit(eta)]
+    chance = eta * 0.5
+    np.tanh(chance, out=chance)
+    chance *= -0.5
+    chance += y - 0.5
+    return [chance]
 
 
 def _bends(eta, y, _):
-    chance = expit(eta)
-    return [[chance * (chance - 1)]]
+    odds = np.exp(-np.abs(eta))
+    return [[-odds / (1 + odds) ** 2]]
 
 
 def logistic_regression(features: Features, *, prior_scale: float = 2.5) -> Model:

@@ -13,9 +13,9 @@ from fald.problem.families.base import Features, linear_predictor, regression
 from fald.problem.model import Model, bounded, predicted
 
 
-def _values(eta, y, _):
-    rate = np.exp(eta)
-    return np.subtract(y * eta - gammaln(y + 1.0), rate, out=rate)
+def _values(eta, y, _, totals):
+    chosen = totals(y * eta) - totals(gammaln(y + 1.0))
+    return chosen - totals(np.exp(eta, out=eta))
 
 
 def _slopes(eta, y, _):

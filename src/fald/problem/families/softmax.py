@@ -20,26 +20,26 @@ from fald.problem.model import Model, bounded, predicted, takes_rows
 
 
 def _chances(eta):
-    """Probabilities of the classes, and the logarithm of what they are divided by."""
+    """Probabilities of the classes."""
+    chances = np.exp(eta - np.max(eta, axis=0))
+    chances /= np.sum(chances, axis=0)
+    return chances
+
+
+def _values(eta, y, _, totals):
     top = np.max(eta, axis=0)
-    chances = np.exp(eta - top)
-    total = np.sum(chances, axis=0)
-    chances /= total
-    return chances, top + np.log(total)
-
-
-def _values(eta, y, _):
-    chosen = np.take_along_axis(eta, np.asarray(y, np.intp)[None], axis=0)[0]
-    return chosen - _chances(eta)[1]
+    chosen = eta[y[:, 0].astype(np.intp), np.arange(len(y))] - top
+    np.exp(np.subtract(eta, top, out=eta), out=eta)
+    return totals(chosen) - totals.of_logs(np.sum(eta, axis=0), most=len(eta))
 
 
 def _slopes(eta, y, _):
-    chances = _chances(eta)[0]
+    chances = _chances(eta)
     return [(y == j) - chance for j, chance in enumerate(chances)]
 
 
 def _bends(eta, y, _):
-    chances = _chances(eta)[0]
+    chances = _chances(eta)
     return [[one * (other - (i == j)) for j, other in enumerate(chances)] for i, one in enumerate(chances)]
 
 

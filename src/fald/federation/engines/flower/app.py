@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -25,12 +25,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from fald.core.compiled import keep_compiled
 from fald.core.errors import ConfigError, ExitCode, FaldError
-from fald.federation.coordinator.run import serve_job, write_outcome
 from fald.federation.engines.flower.link import FlowerLink, unwrap, wrap
 from fald.federation.site.settings import read_site
-from fald.federation.site.worker import SiteWorker
-from fald.problem.data import FederatedData
-from fald.study.schema import Study, load_study
+
+# either half loads what it needs by itself, and the coordinator's after it has called the sites
+if TYPE_CHECKING:
+    from fald.federation.site.worker import SiteWorker
+    from fald.problem.data import FederatedData
+    from fald.study.schema import Study
 
 
 class RunFailed(Exception):  # noqa: N818 - a name for Flower's list of runs
@@ -45,11 +47,15 @@ _kept: dict[str, Any] = {}  # the worker of the last message, and what it was ma
 def main(grid: Grid, context: Context) -> None:
     """Run a study; Flower calls this where the SuperLink is."""
     job, sites, wait = read_job(context.run_config)
-    out = Path(job["out"])
+    out, link = Path(job["out"]), FlowerLink(grid, sites, wait=wait)
+    with contextlib.suppress(FaldError):  # of which the first message tells
+        link.call()
     keep_compiled()
+    from fald.federation.coordinator.run import serve_job, write_outcome
+
     with _interruptible():
         try:
-            code = serve_job(FlowerLink(grid, sites, wait=wait), job)
+            code = serve_job(link, job)
         except Exception as error:
             told = f"internal error ({type(error).__name__})"
             write_outcome(out, {"status": "failed", "exit_code": int(ExitCode.INTERNAL), "message": told})
@@ -91,6 +97,8 @@ def read_job(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], floa
         raise ConfigError(f"run-config wait must be a number of seconds; got {wait!r}")
     if config.get("job"):
         return json.loads(_path(config, "job").read_text(encoding="utf-8")), sites, float(wait)
+    from fald.study.schema import load_study
+
     study = load_study(_path(config, "study"), [])
     job = {
         "study": study.as_settings(),
@@ -153,6 +161,8 @@ def make_client_app(load: Callable[[Study], FederatedData] | None = None) -> Cli
 
 def _worker(folder: Path, load: Callable[[Study], FederatedData] | None) -> SiteWorker:
     """The site's worker: that of the message before, if this process has answered one by the same files."""
+    from fald.federation.site.worker import SiteWorker
+
     settings = read_site(folder)
     paths = (folder / "site.toml", settings.data, settings.policy, settings.pins)
     stamps = [(p, p.stat().st_mtime_ns if p.exists() else 0) for p in paths if p is not None]

@@ -37,7 +37,7 @@ class _Envelope(NamedTuple):
 class FlowerLink:
     """Sites that are nodes of a Flower federation.
 
-    Nothing is sent before the first call of ``send``, which waits for the nodes of all sites.
+    The first call of ``send`` waits for the nodes of all sites; ``call`` asks for them before.
 
     Parameters
     ----------
@@ -100,6 +100,10 @@ class FlowerLink:
         if elapsed >= timeout:
             self._given_up.update(set(missing) - sent)
         return {site: arrivals[site] for site in sorted(arrivals)}
+
+    def call(self) -> None:
+        """Ask the nodes that are there for their names, and do not wait: they look for messages by and by."""
+        self._look()
 
     def _find_all(self) -> None:
         """Wait until every site has a node, and then a little for others that might claim its name."""

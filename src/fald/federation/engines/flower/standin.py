@@ -1,20 +1,24 @@
 """Run in place of Flower's programs at a site: the installed app, whatever app was submitted.
 
-``standin.py supernode …`` is a SuperNode that looks for messages more often while a run goes on. What it
-starts as ``flower-superexec`` is ``standin.py superexec …``: one process that answers every message with the
-installed package, so that JAX is loaded and programs are compiled once, not for every message.
+``standin.py …`` is a SuperNode that looks for messages more often while a run goes on. In place of the program
+``flower-superexec`` it has a thread, which answers every message with the installed package: Flower and JAX
+are loaded, and programs are compiled, once for a site, not for every message.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import threading
 import time
+import traceback
 from types import SimpleNamespace
 from typing import Any
 
 _POLL, _IDLE = 0.1, 1.0  # seconds between looks for a task, and while no run goes on
 _QUICK, _BUSY = 0.3, 60.0  # seconds between a node's looks for messages, for so long after the last one
+_heard = [float("-inf")]  # when the last message came
 
 
 def supernode(arguments: list[str]) -> None:
@@ -22,52 +26,68 @@ def supernode(arguments: list[str]) -> None:
     from flwr.supernode import start_client_internal as loop
     from flwr.supernode.cli import flower_supernode
 
-    pull, last = loop._pull_and_store_message, [float("-inf")]
+    pull = loop._pull_and_store_message
 
     def pull_and_note(*args: Any, **named: Any) -> Any:
         found = pull(*args, **named)
         if found is not None:
-            last[0] = time.monotonic()
+            _heard[0] = time.monotonic()
         return found
 
     def sleep(seconds: float) -> None:
-        busy = time.monotonic() - last[0] < _BUSY
-        time.sleep(min(seconds, _QUICK) if busy else seconds)
+        time.sleep(min(seconds, _QUICK) if _is_busy() else seconds)
 
     loop._pull_and_store_message = pull_and_note
     loop.time = SimpleNamespace(**{**vars(time), "sleep": sleep})  # type: ignore[attr-defined]
+    loop.subprocess = SimpleNamespace(Popen=_start)  # type: ignore[attr-defined]
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 
 
-def superexec(arguments: list[str]) -> None:
+def _start(command: list[str]) -> None:
+    """Answer messages in a thread, in place of the program that Flower would start."""
+    threading.Thread(target=_superexec, args=(command[1:],), daemon=True, name="fald-site").start()
+
+
+def _superexec(arguments: list[str]) -> None:
+    """Answer until the process ends; it ends where no more answers would come."""
+    try:
+        answer_all(arguments)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # whatever keeps sites running starts it again
+
+
+def answer_all(arguments: list[str]) -> None:
     """Answer the messages that reach this SuperNode, one after the other, until it ends."""
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
-    from flwr.supercore.app_utils import start_parent_process_monitor
     from flwr.supercore.constant import TaskType
     from flwr.supercore.tls import validate_and_resolve_root_certificates
 
     parser = argparse.ArgumentParser()
-    for name in ("--runtime-api-address", "--root-certificates", "--parent-pid"):
+    for name in ("--runtime-api-address", "--root-certificates"):
         parser.add_argument(name)
     parser.add_argument("--insecure", action="store_true")
     asked, _ = parser.parse_known_args(arguments)
-    if asked.parent_pid:
-        start_parent_process_monitor(int(asked.parent_pid))
     trusted = validate_and_resolve_root_certificates(asked.root_certificates, asked.insecure)
     node = SimpleNamespace(address=asked.runtime_api_address, insecure=asked.insecure, trusted=trusted)
     client = _client(node, "SuperExec")
-    from fald.federation.engines.flower.app import client_app  # takes its time, before the first message
+    # takes its time, before the first message
+    from fald.federation.engines.flower.app import client_app
+    from fald.federation.site import worker  # noqa: F401
 
     print("fald: ready", file=sys.stderr, flush=True)
-    last = float("-inf")
     while True:
         found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         if found.HasField("task") and found.token:
             answer(client_app, _client(node, "flwr-clientapp", found.token))
-            last = time.monotonic()
+            _heard[0] = time.monotonic()
         else:
-            time.sleep(_POLL if time.monotonic() - last < _BUSY else _IDLE)
+            time.sleep(_POLL if _is_busy() else _IDLE)
+
+
+def _is_busy() -> bool:
+    return time.monotonic() - _heard[0] < _BUSY
 
 
 def _client(node: Any, name: str, token: str = "") -> Any:
@@ -120,4 +140,4 @@ def answer(app: Any, client: Any) -> None:
 
 
 if __name__ == "__main__":
-    {"supernode": supernode, "superexec": superexec}[sys.argv[1]](sys.argv[2:])
+    supernode(sys.argv[1:])

@@ -85,6 +85,7 @@ def submit(folder: Path, job: Mapping[str, Any]) -> str:
     if not found.get("run-id"):
         raise FederationError("the SuperLink did not take the run", hint="its log says why")
     remember_submitted(folder, str(found["run-id"]), out)
+    _told[folder, str(found["run-id"])] = time.monotonic(), "waiting"
     return str(found["run-id"])
 
 

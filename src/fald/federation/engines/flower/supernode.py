@@ -11,7 +11,6 @@ answers every message with the installed ``fald`` and never unpacks the app::
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -21,14 +20,13 @@ from fald.federation.engines.flower import require_flower
 from fald.federation.site.settings import read_site
 
 _MODULE = "fald.federation.engines.flower.supernode"  # as a program its name is another
-_OURS = "flower-superexec"
 _REFUSED = ("flwr-agentapp", "flwr-clientapp", "flwr-connector", "flwr-model", "flwr-serverapp")
-_REFUSED += ("flwr-simulation",)
+_REFUSED += ("flower-superexec", "flwr-simulation")
 _STANDIN = Path(__file__).with_name("standin.py")
 
 
 def prepare(folder: Path) -> dict[str, str]:
-    """Write stand-ins for the commands that a SuperNode starts by name; returns what its environment needs.
+    """Let nothing that Flower starts by name run at the site; returns what its environment needs.
 
     Raises
     ------
@@ -40,11 +38,10 @@ def prepare(folder: Path) -> dict[str, str]:
     place = settings.state.absolute() / "bin"
     place.mkdir(parents=True, exist_ok=True)
     settings.state.chmod(0o700)
-    run = f'exec {shlex.join([*_program(), "superexec"])} "$@"'
     refuse = "echo 'fald: this SuperNode runs no other apps' >&2\nexit 1"
-    for name in (_OURS, *_REFUSED):
+    for name in _REFUSED:
         path = place / name
-        path.write_text(f"#!/bin/sh\n{run if name == _OURS else refuse}\n")
+        path.write_text(f"#!/bin/sh\n{refuse}\n")
         path.chmod(0o700)
     return {
         "PATH": os.pathsep.join([str(place), str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
@@ -52,10 +49,6 @@ def prepare(folder: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
     }
-
-
-def _program() -> list[str]:
-    return [sys.executable, "-P", str(_STANDIN)]
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -69,7 +62,7 @@ def main(arguments: list[str]) -> NoReturn:
     if any(word.split("=")[0] in ("--isolation", "--node-config") for word in rest):
         raise ConfigError("--isolation and --node-config are not for this SuperNode", hint="leave them out")
     environment = prepare(Path(folder))
-    os.execve(sys.executable, [*_program(), "supernode", *rest], {**os.environ, **environment})
+    os.execve(sys.executable, [sys.executable, "-P", str(_STANDIN), *rest], {**os.environ, **environment})
 
 
 if __name__ == "__main__":

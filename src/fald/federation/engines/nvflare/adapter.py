@@ -51,7 +51,7 @@ class CellLink:
     names
         Sites of the job.
     request
-        Sends one message to one site and waits: ``request(site, topic, content, timeout, give_up)`` returns
+        Sends one message to one site and waits: ``request(site, topic, content, timeout=, give_up=)`` returns
         the reply and the engine's return code.
     is_aborted
         Whether the engine wants the job to end.
@@ -60,7 +60,7 @@ class CellLink:
     def __init__(
         self,
         names: Sequence[str],
-        request: Callable[[str, str, bytes, float, Signal], tuple[bytes | None, str]],
+        request: Callable[..., tuple[bytes | None, str]],
         is_aborted: Callable[[], bool],
     ):
         self._names, self._request, self._is_aborted = sorted(names), request, is_aborted
@@ -93,7 +93,7 @@ class CellLink:
 
         def ask(name: str) -> None:
             try:
-                content, code = self._request(name, topic, messages[name], timeout, give_up)
+                content, code = self._request(name, topic, messages[name], timeout=timeout, give_up=give_up)
             except Exception:  # what the engine raises for a broken connection varies
                 content, code = None, ReturnCode.COMM_ERROR
             problem = "" if content is not None else _PROBLEMS.get(code, code.replace("_", " "))
@@ -166,7 +166,7 @@ def _job_link(abort_signal: Signal, fl_ctx: FLContext) -> CellLink:
     addresses = {c.name: FQCN.join([c.get_fqcn(), job_id]) for c in engine.get_clients()}
 
     def request(
-        name: str, topic: str, content: bytes, timeout: float, give_up: Signal
+        name: str, topic: str, content: bytes, *, timeout: float, give_up: Signal
     ) -> tuple[bytes | None, str]:
         reply = cell.send_request(
             channel=CHANNEL,

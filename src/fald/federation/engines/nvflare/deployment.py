@@ -53,7 +53,7 @@ class Nvflare:
         kits.place_stores(kit, federation)
         report(f"Serving {federation.name} at {federation.host}:{federation.port}; Ctrl-C stops it.")
         observer = _Observer(folder)
-        supervisor = Supervisor("server", kit, federation.host, federation.name)
+        supervisor = Supervisor("server", kit, name=federation.host, organisation=federation.name)
 
         def look() -> str:
             for site in kits.approve_waiting(folder, federation):
@@ -70,10 +70,10 @@ class Nvflare:
     def join(self, site: JoinedSite, report: Report, patience: float | None) -> None:
         """Write what the engine runs by, get a certificate, then keep the site's process running."""
         kits.settle(site.kit, site.about)
-        _await_certificate(site.kit, site.about, site.public, report, patience)
+        _await_certificate(site.kit, site.about, site.public, report=report, patience=patience)
         certificates.check_certificate(site.kit / "startup", site.about["site"])
-        names = site.about["site"], site.about["federation"]
-        supervisor = Supervisor("site", site.kit, *names, {"FALD_SITE": str(site.home)})
+        names = {"name": site.about["site"], "organisation": site.about["federation"]}
+        supervisor = Supervisor("site", site.kit, **names, environment={"FALD_SITE": str(site.home)})
         line = _SiteLine(supervisor, site)
         keep_running(supervisor, report, line.look)
 
@@ -219,7 +219,7 @@ class _Observer:
 
 
 def _await_certificate(
-    kit: Path, about: Mapping[str, Any], public: str, report: Report, patience: float | None
+    kit: Path, about: Mapping[str, Any], public: str, *, report: Report, patience: float | None
 ) -> None:
     """Ask for a certificate if there is none, and wait for it."""
     key, certificate = kit / "startup" / "client.key", kit / "startup" / "client.crt"

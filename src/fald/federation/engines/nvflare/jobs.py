@@ -238,37 +238,6 @@ def write_job(folder: Path, federation: FederationSettings, job: dict[str, Any])
     return root
 
 
-class Watchdog:
-    """Notices that a run has stopped moving although its job still counts as running.
-
-    After a kill -9 of the server the engine keeps such a job for ever.
-
-    Parameters
-    ----------
-    path
-        A file that grows with the run, ``rounds.jsonl`` in its output folder.
-    seconds
-        How long it may stay as it is.
-    """
-
-    def __init__(self, path: Path, seconds: float):
-        self._path, self.seconds = path, seconds
-        self._seen, self._moved = self._size(), time.monotonic()
-
-    def _size(self) -> int:
-        try:
-            return self._path.stat().st_size
-        except OSError:
-            return -1
-
-    def is_stuck(self) -> bool:
-        """Whether nothing was written for too long."""
-        size, now = self._size(), time.monotonic()
-        if size != self._seen:
-            self._seen, self._moved = size, now
-        return now - self._moved > self.seconds
-
-
 def _state(status: str) -> str:
     if status.startswith(_FINISHED):
         ending = status.removeprefix(_FINISHED)

@@ -71,7 +71,7 @@ def make_kits(folder: Path, federation: FederationSettings) -> None:
         authority = Authority.make(federation.name)
         authority.save(folder / "authority")
         _make_server(folder / "server", federation, authority)
-        make_user(folder / "coordinator", federation, authority, COORDINATOR, _ROLE)
+        make_user(folder / "coordinator", federation, authority, name=COORDINATOR, role=_ROLE)
         for site in federation.sites:
             make_site(folder / "sites" / site, federation, authority, site)
         write_atomically(folder / SETTINGS, federation.text().encode())  # last: marks a whole folder
@@ -145,7 +145,9 @@ def read_kit(kit: Path) -> dict[str, Any]:
         ) from error
 
 
-def make_user(kit: Path, federation: FederationSettings, authority: Authority, name: str, role: str) -> None:
+def make_user(
+    kit: Path, federation: FederationSettings, authority: Authority, *, name: str, role: str
+) -> None:
     """A kit with which a user of the server logs in; only the role ``lead`` may submit runs."""
     startup = _make_folders(kit, authority)
     authority.issue(startup, "client", name, role=role)

@@ -50,7 +50,13 @@ class Supervisor:
     """
 
     def __init__(
-        self, kind: str, kit: Path, name: str, organisation: str, environment: Mapping[str, str] | None = None
+        self,
+        kind: str,
+        kit: Path,
+        *,
+        name: str,
+        organisation: str,
+        environment: Mapping[str, str] | None = None,
     ):
         self.kit, self.restarts = kit, 0
         self._command = [sys.executable, "-m", __name__, kind, str(kit.resolve()), name, organisation]

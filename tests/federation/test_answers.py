@@ -1,0 +1,88 @@
+"""What a site remembers of its answers: on its disk, whole lines only, and for every process that answers."""
+
+import pytest
+
+from fald.core.errors import StorageError
+from fald.federation.site.answers import Answers, Kept, Last
+
+
+def kept(number, attempt=1, task="aa", upload="ff"):
+    return Kept(number, attempt, task, upload, {"points": [2, 3]})
+
+
+def last(number, attempt=1):
+    return Last(number, attempt, b"digest", bytes([number, 0, 255]), b"reply of the site")
+
+
+def test_nothing_was_answered_at_the_beginning(tmp_path):
+    answers = Answers(tmp_path)
+    assert (answers.known, answers.highest, answers.distinct, answers.of(1), answers.last()) == (
+        [],
+        0,
+        0,
+        [],
+        None,
+    )
+    answers.forget_last()  # there is none, which is no error
+
+
+def test_an_answer_is_known_to_every_process_before_it_leaves(tmp_path):
+    mine, theirs = Answers(tmp_path), Answers(tmp_path)
+    for number, attempt, task in ((1, 1, "aa"), (3, 1, "bb"), (3, 2, "bb"), (2, 1, "cc"), (2, 2, "dd")):
+        mine.add(kept(number, attempt, task), last(number, attempt))
+    assert theirs.known == []
+    theirs.read()
+    for answers in (mine, theirs, Answers(tmp_path)):
+        assert (answers.highest, answers.distinct) == (3, 4)  # the same task again is no other answer
+        assert answers.of(3) == [kept(3, 1, "bb"), kept(3, 2, "bb")]
+        assert [(a.round, a.attempt) for a in answers.of(2)] == [(2, 1), (2, 2)]
+        assert answers.of(4) == []
+        assert answers.last() == last(2, 2)
+    theirs.add(kept(4), last(4))  # each goes on from what the other has written
+    mine.read()
+    assert [a.round for a in mine.known] == [1, 3, 3, 2, 2, 4]
+    mine.forget_last()
+    assert theirs.last() is None
+    assert mine.highest == 4  # a new session forgets the reply, not that there was one
+
+
+def test_what_is_known_is_not_read_again(tmp_path):
+    answers = Answers(tmp_path)
+    answers.add(kept(1), last(1))
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(
+        b"x" * path.stat().st_size
+    )  # of the same length, so that only a second look would see it
+    answers.read()
+    assert answers.highest == 1
+
+
+def test_a_line_without_an_end_never_left(tmp_path):
+    answers = Answers(tmp_path)
+    answers.add(kept(1), last(1))
+    path = tmp_path / "answers.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:-5])
+    assert Answers(tmp_path).known == [kept(1)]
+
+
+@pytest.mark.parametrize("line", [b"{\n", b"[1]\n", b'{"round": 1}\n', b"\n", b"\xff\n"])
+def test_a_damaged_line_stops_the_site(tmp_path, line):
+    """Going on without it would answer a round twice."""
+    answers = Answers(tmp_path)
+    answers.add(kept(1), last(1))
+    with open(tmp_path / "answers.jsonl", "ab") as file:
+        file.write(line)
+    with pytest.raises(StorageError, match=r"answers\.jsonl"):
+        answers.read()
+    with pytest.raises(StorageError, match=r"answers\.jsonl"):
+        Answers(tmp_path)
+
+
+def test_what_cannot_be_written_does_not_leave(tmp_path):
+    answers = Answers(tmp_path)
+    (tmp_path / "answers.jsonl").mkdir()
+    with pytest.raises(StorageError):
+        answers.add(kept(1), last(1))
+    assert answers.known == []
+    assert answers.last() is None
