@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 import fald
 from fald.lab import networks
@@ -76,7 +77,7 @@ def run(seed: int, setting: dict[str, Any], phases: list[Phase], *, start: Any =
     if final:
         scores["auroc"] = seen["test"].detects(seen["other"])
         scores["reliability"] = seen["test"].reliability(judged["test"][1]).tolist()
-    last = np.concatenate([np.ravel(leaf) for leaf in found[0, -1].values()])
+    last = np.asarray(ravel_pytree(found[0, -1])[0])
     bytes_up = int(tree["cost"]["bytes_up"].sum())
     return {**scores, "draws": found.shape[1], "cpu_seconds": seconds, "bytes_up": bytes_up}, last
 
@@ -117,12 +118,13 @@ class Store:
         return self.found[name]
 
 
+def _start_name(seed: int, setting: dict[str, Any]) -> str:
+    return f"start, rate {setting['rate']:g}, prior scale {setting['prior_scale']:g}, seed {seed}"
+
+
 def warm_start(store: Store, seed: int, setting: dict[str, Any]) -> np.ndarray:
     """Where FedAvg is after half of the rounds; kept in ``build``."""
-    about = (
-        f"rate {setting['rate']:g}, prior scale {setting['prior_scale']:g}, momentum {setting['momentum']:g}"
-    )
-    name, half = f"start, {about}, seed {seed}", ROUNDS // 2
+    name, half = _start_name(seed, setting), ROUNDS // 2
     path = STARTS / f"{name}.npy"
 
     def make() -> dict[str, Any]:
@@ -148,7 +150,7 @@ def tuned(store: Store) -> tuple[dict[str, Any], str, dict[str, Any]]:
     nll = {}
     for rate in RATES:
         warm_start(store, TUNING, {**usual, "rate": rate})
-        nll[rate] = store.found[f"start, rate {rate:g}, prior scale 1, seed {TUNING}"]["nll"]
+        nll[rate] = store.found[_start_name(TUNING, {**usual, "rate": rate})]["nll"]
     usual["rate"] = least(nll)
 
     def second_half(label: str, setting: dict[str, Any], phases: list[Phase]) -> float:
@@ -266,8 +268,9 @@ TEXT = """# FedAvg, or an average over the posterior?
 FA-LD costs what FedAvg costs: the same rounds, the same bytes, the same gradients. What does one get for
 the noise? Both train the convolutional network of 106,122 parameters (`fald.lab.networks.cnn`) on
 Fashion-MNIST, with {rows:,} rows at 10 clients (Dirichlet 0.3), batches of 64, K = 10, and {rounds}
-rounds. Both begin with the same {half} rounds of FedAvg (half of each run), so they differ in the second
-half alone. FA-LD needs {half} rounds more of the same size, and averages the predictions of its draws.
+rounds. Both begin with
+{half} rounds of FedAvg. FedAvg then goes on for {half} rounds, and so does FA-LD, in cycles, and averages
+the predictions of its draws.
 
 Settings were chosen by the NLL on {validation:,} rows held out of the training set, with a seed of its
 own, one setting after the other: the step size (η times rows, here {rate:g}) and how it ends ({ends}) for
@@ -306,8 +309,8 @@ then samples with a fifth of the step), momentum {momentum:g}, prior scale {prio
 `python docs/make_networks.py` repeats all of it ({minutes:.0f} CPU-minutes here) and writes this page
 from `docs/comparisons/networks.json`.
 
-What this does not show: other data, more rounds, where FedAvg's last position gains less and draws
-decorrelate more; a finer search; several chains, which cost rounds too.
+What this does not show: other data, other networks, more rounds, a finer search, several chains (which
+cost rounds too).
 """
 
 
