@@ -346,7 +346,7 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     first = parts[0]
     shape = (sum(len(p) for p in parts), *first.shape[1:])
     if first.base is not None and all(
-        p.base is first.base and p.flags.c_contiguous and p.dtype == first.dtype for p in parts
+        _owner(p) is _owner(first) and p.flags.c_contiguous and p.dtype == first.dtype for p in parts
     ):
         ends = [p.ctypes.data + p.nbytes for p in parts]
         if ends[:-1] == [p.ctypes.data for p in parts[1:]]:
@@ -358,6 +358,13 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     joined = buffer[start : start + size].view(dtype).reshape(shape)
     np.concatenate(parts, out=joined)
     return joined
+
+
+def _owner(array: np.ndarray) -> np.ndarray:
+    """The array whose numbers these are; of a mapped file the whole of it."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def _by_text(named: Mapping[Any, Any]) -> dict[str, Any]:
