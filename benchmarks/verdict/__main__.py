@@ -19,10 +19,9 @@ from scipy.stats import beta
 import fald
 from benchmarks.rounds.measure import flat_draws
 from benchmarks.verdict import densities, hierarchies, regressions, shapes  # noqa: F401, which register themselves
-from benchmarks.verdict.problem import GENERATORS, Problem, make
+from benchmarks.verdict.problem import GENERATORS, RESULTS, Problem, make
 from fald.core.errors import FaldError
 
-RESULTS = Path(__file__).parent / "results"
 TOLERANCE = 0.05
 _KNOWN = 0.01  # what references and 16,000 kept draws may be off by, in sds
 

@@ -57,9 +57,13 @@ def two_normals(weights, means, covariances, what: str) -> Problem:
 
 @generator
 def mixtures(rng, dim: int | None = None) -> Problem:
-    """Two normals of nearly equal or unequal weight and width, half an sd to 60 sds apart."""
+    """Two normals of nearly equal or unequal weight and width, half an sd to 60 sds apart.
+
+    Of many parameters none is narrower than the other: which is found would be chance (``detection``).
+    """
+    narrowest = 1.0 if dim else 0.7
     dim = dim or int(rng.choice([1, 2, 3, 5, 10]))
-    minor, width = float(rng.uniform(0.05, 0.5)), float(rng.uniform(0.7, 1.5))
+    minor, width = float(rng.uniform(0.05, 0.5)), float(rng.uniform(narrowest, 1.5))
     apart = float(np.exp(rng.uniform(np.log(0.5), np.log(60))))
     way = rotation(dim, rng)[0] * apart
     what = f"d={dim}, {minor:.2f} of the mass {apart:.1f} sds away, {width:.2f} times as wide"

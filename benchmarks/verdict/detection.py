@@ -24,37 +24,41 @@ from fald.fewround.climbers import Climbers
 RESULTS = Path(__file__).parent / "results"
 DIMENSIONS = (2, 5, 10, 20, 40)
 WIDTHS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
-PANELS = ((6.0, 0.02), (6.0, 0.1), (6.0, 0.5), (30.0, 0.1))  # sds of the known mode between the two, and mass
+# sds of the known mode between the two, mass, and the share of directions that are narrow; others are as wide
+PANELS = ((6.0, 0.02, 1.0), (6.0, 0.1, 1.0), (6.0, 0.5, 1.0), (30.0, 0.1, 1.0), (6.0, 0.1, 0.5))
 _ROUNDS = 3
 _REACH = 1000.0  # of the prior, in sds
 
 
-def found(dim: int, width: float, mass: float, apart: float, seed: int) -> bool:
+def found(dim: int, width: float, seed: int, *, mass: float, apart: float, narrow: float = 1.0) -> bool:
     """Whether climbers find the second mode with this seed.
 
     Examples
     --------
-    >>> found(2, 1.0, 0.5, 6.0, 0), found(20, 0.1, 0.5, 6.0, 0)
+    >>> found(2, 1.0, 0, mass=0.5, apart=6.0), found(20, 0.1, 0, mass=0.5, apart=6.0)
     (True, False)
     """
     rng = np.random.default_rng([seed, 41])
     centre = rng.standard_normal(dim)
     centre *= apart / np.linalg.norm(centre)
+    widths = np.where(np.arange(dim) < narrow * dim, width, 1.0)
 
     def levels(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         near = np.log1p(-mass) - np.sum(x**2, axis=1) / 2
-        return near, np.log(mass) - np.sum((x - centre) ** 2, axis=1) / 2 / width**2 - dim * np.log(width)
+        square = np.sum(((x - centre) / widths) ** 2, axis=1)
+        return near, np.log(mass) - square / 2 - np.sum(np.log(widths))
 
     def derivatives(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         near, far = levels(x)
         value = np.logaddexp(near, far)
         slope = np.exp(near - value)[:, None] * x
-        return value, -slope - np.exp(far - value)[:, None] * (x - centre) / width**2
+        return value, -slope - np.exp(far - value)[:, None] * (x - centre) / widths**2
 
     climbers = Climbers(proposal.gaussian(np.zeros(dim), np.eye(dim)), rng, _REACH)
     for _ in range(_ROUNDS):
-        along = derivatives(climbers.paths(np.zeros(dim)))[0]
+        along, seen = derivatives(climbers.paths(np.zeros(dim)))[0], climbers.lookouts
         sent = climbers.climb(*derivatives(climbers.positions), along)
+        climbers.watch(seen, derivatives(seen)[0] + np.sum(seen**2, axis=1) / 2)
         near, far = levels(sent)
         if np.any(far > near):
             return True
@@ -65,13 +69,13 @@ def found(dim: int, width: float, mass: float, apart: float, seed: int) -> bool:
 def measure(seeds: int) -> list[dict[str, Any]]:
     """Share of seeds with which the second mode is found, for every point of the grid."""
     rows = []
-    for apart, mass in PANELS:
+    for apart, mass, narrow in PANELS:
+        kind = {"mass": mass, "apart": apart, "narrow": narrow}
         for dim in DIMENSIONS:
             for width in WIDTHS:
-                share = float(np.mean([found(dim, width, mass, apart, seed) for seed in range(seeds)]))
-                point = {"dim": dim, "width": width, "mass": mass, "apart": apart}
-                rows.append({**point, "seeds": seeds, "found": share})
-        print(f"{mass:g} of the mass {apart:g} sds away: done", file=sys.stderr, flush=True)
+                share = float(np.mean([found(dim, width, seed, **kind) for seed in range(seeds)]))
+                rows.append({"dim": dim, "width": width, **kind, "seeds": seeds, "found": share})
+        print(f"{kind}: done", file=sys.stderr, flush=True)
     return rows
 
 
@@ -83,12 +87,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "fald"
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, len(PANELS), figsize=(11, 3), sharey=True, layout="constrained")
-    for panel, (apart, mass) in zip(panels, PANELS):
+    figure, panels = plt.subplots(1, len(PANELS), figsize=(12, 3), sharey=True, layout="constrained")
+    for panel, kind in zip(panels, PANELS):
+        apart, mass, narrow = kind
         for dim in DIMENSIONS:
-            own = [r for r in rows if (r["dim"], r["mass"], r["apart"]) == (dim, mass, apart)]
+            own = [r for r in rows if (r["dim"], r["apart"], r["mass"], r["narrow"]) == (dim, *kind)]
             panel.plot([r["width"] for r in own], [r["found"] for r in own], ".-", label=f"{dim} parameters")
-        panel.set_title(f"{mass:.0%} of the mass, {apart:g} sds away", fontsize=9)
+        half = ",\nnarrow in half of the directions" if narrow < 1 else ""
+        panel.set_title(f"{mass:.0%} of the mass, {apart:g} sds away{half}", fontsize=8)
         panel.set_xlabel("width relative to the known mode", fontsize=8)
     panels[0].set_ylabel("found, share of seeds")
     panels[-1].legend(fontsize=7, frameon=False)

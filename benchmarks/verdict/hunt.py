@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.verdict import densities, hierarchies, shapes
-from benchmarks.verdict.__main__ import RESULTS, interval, judged, wrong
-from benchmarks.verdict.problem import Problem, rotation
+from benchmarks.verdict.__main__ import interval, judged, wrong
+from benchmarks.verdict.problem import RESULTS, Problem, rotation
+from benchmarks.verdict.sampled import sampled
 
 # yields of dyestuff from six batches (Davies and Goldsmith 1972), and the eight schools (Rubin 1981)
 _DYESTUFF = [
@@ -83,6 +84,20 @@ CASES: dict[str, Callable[[], Problem]] = {
     "eight schools, not centred": lambda: _schools(False),
     "thirty groups, explicit effects": _many_groups,
     "spike and slab, d = 10": lambda: densities.slabs(10, 0.01, 100),
+    "orob, explicit effects": lambda: sampled("orob"),
+    "horseshoe regression": lambda: sampled("horseshoe"),
+}
+
+
+def _varied(function: Any, number: int) -> Callable[[], Problem]:
+    return lambda: function(np.random.default_rng([number, 11]))
+
+
+# weights .002 to .3, widths 3 to 300, in some random directions or all, up to ten parameters
+VARIATIONS: dict[str, Callable[[], Problem]] = {
+    f"{function.__name__.replace('_', ' ')}, variation {number}": _varied(function, number)
+    for number in range(8)
+    for function in (densities.scale_mixtures, densities.spikes_and_slabs)
 }
 
 
@@ -100,10 +115,11 @@ def _large() -> dict[str, Callable[[], Problem]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: seeds, how many were *reached*, how many of these were wrong, and the worst error of them."""
+    """Markdown: runs, how many were *reached*, how many of these were wrong, and the worst error of them."""
     large = _large()
-    lines = ["| posterior | seeds | reached | wrong | worst error |", "|---|---|---|---|---|"]
-    groups = {**{name: [name] for name in CASES}, "60 to 150 parameters": list(large)}
+    lines = ["| posterior | runs | reached | wrong | worst error |", "|---|---|---|---|---|"]
+    groups = {name: [name] for name in CASES}
+    groups |= {"16 variations of these": list(VARIATIONS), "60 to 150 parameters": list(large)}
     for name, members in groups.items():
         own = [r for r in rows if r["case"] in members]
         reached = [r for r in own if r["verdict"] == "reached"]
@@ -129,10 +145,11 @@ def main() -> int:
     parser.add_argument("--large", action="store_true", help="60 to 150 parameters, one seed each")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / "hunt.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     done = {(r["case"], r["seed"]) for r in rows}
-    cases, seeds = (_large(), 1) if given.large else (CASES, given.seeds)
+    cases, seeds = (_large(), 1) if given.large else (CASES | VARIATIONS, given.seeds)
     for seed, name in [(seed, name) for seed in range(seeds) for name in cases]:
         if (name, seed) in done:
             continue

@@ -7,12 +7,14 @@ programs are compiled once for all problems of a shape.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import fald
 
+RESULTS = Path(__file__).parent / "results"
 WIDE = 1e4  # sd of the prior of posteriors given by their density; it changes nothing
 SHARES = np.array([0.2, 0.3, 0.5], np.float32)
 

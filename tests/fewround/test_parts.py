@@ -9,7 +9,7 @@ import fald
 from fald.calculus.sums import gradients, hessians, log_likelihoods, make_site
 from fald.core.errors import DataError
 from fald.fewround import certify, exchange, explorers, proposal, site, weights
-from fald.fewround.climbers import Climbers
+from fald.fewround.climbers import Climbers, _round_hills
 from fald.fewround.mixture import fit_mixture
 from fald.fewround.proposal import Proposal
 from fald.fewround.search import Search
@@ -272,7 +272,7 @@ def test_proposals_are_fitted_to_the_tails_on_which_an_sd_rests():
     assert fitted(lambda x: -(x**2) / 2 / 0.9) == pytest.approx(1.0)
 
 
-def climbed(share, width, rounds):
+def climbed(share, width, rounds, watched=False):
     """What climbers around N(0, I) in 20 dimensions find of N(c, width² I) with that share, 6 sds away."""
     d = 20
     centre = np.zeros(d)
@@ -289,7 +289,10 @@ def climbed(share, width, rounds):
     found = []
     for _ in range(rounds):
         along = derivatives(climbers.paths(np.zeros(d)))[0]
+        seen = climbers.lookouts
         found.append(climbers.climb(*derivatives(climbers.positions), along))
+        if watched:
+            climbers.watch(seen, derivatives(seen)[0] + np.sum(seen**2, axis=1) / 2)
     return [np.linalg.norm(f - centre, axis=1) for f in found], len(climbers.positions)
 
 
@@ -321,6 +324,25 @@ def test_hills_to_which_nobody_could_be_sent_are_kept_for_the_next_round():
             met.append(int(np.argmin(np.sum((tops - place) ** 2, axis=1))))
         assert climbers.waiting == 0 or number < 3
     assert set(met) >= set(range(1, 13))
+
+
+def test_two_slopes_tell_the_top_of_a_round_hill():
+    top, curve = np.r_[5.0, 1.0, np.zeros(4)], 3.0
+    places = top + np.random.default_rng(2).normal(size=(3, 6))
+    slopes, values = curve * (top - places), 1.0 - curve / 2 * np.sum((places - top) ** 2, axis=1)
+    np.testing.assert_allclose(_round_hills(places, slopes, values), top[None], atol=1e-12)
+    # not the known hill, nor one of no mass, nor slopes that belong together by chance
+    for others in ((places, -places, values), (places, slopes, values - 30), (places, slopes[::-1], values)):
+        assert len(_round_hills(*others)) == 0
+
+
+def test_lookouts_find_a_narrow_hill_among_many_parameters():
+    # fewer than one in a thousand places around the known mode belong to it
+    found, _ = climbed(0.1, 0.7, 3, watched=True)
+    assert found[2].min() < 3
+    # nobody else is on it by then, and where there is none nothing is found
+    assert len(climbed(0.1, 0.7, 3)[0][2]) == 0
+    assert sum(len(f) for f in climbed(0.0, 0.7, 3, watched=True)[0]) == 0
 
 
 def test_climbers_leave_places_without_density():

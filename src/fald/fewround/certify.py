@@ -246,8 +246,11 @@ def one_mode(count: int) -> Condition:
 
 def explored(under_way: int) -> Condition:
     """Whether nobody who looks for further modes is still climbing."""
+    searches = f"{under_way} search{'' if under_way == 1 else 'es'} for further solutions"
     return Condition(
-        "explorers", under_way == 0, f"{under_way} explorers were still climbing: there may be further modes"
+        "explorers",
+        under_way == 0,
+        f"{searches} did not end: there may be solutions that nobody has seen",
     )
 
 

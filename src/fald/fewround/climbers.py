@@ -29,6 +29,16 @@ _THIN = 0.4  # curvature below which a shell is wide, the proposal's being one
 _MOST_THIN, _MOST_RAYS = 4, 16  # such directions of a shell, and of all of them
 _ALIKE = 0.95  # cosine of two directions that are one
 _SENT = 8  # explorers sent at a time, from the deepest valleys; other climbers beyond a valley wait
+_LOOKOUTS, _MOST_LOOKOUTS = 1024, 16384  # places with values alone, per parameter, and at most
+_FEWEST_DIM, _MOST_DIM = (
+    5,
+    60,
+)  # parameters: of fewer climbers see every hill, of more nobody sees narrow ones
+_MOST_NUMBERS = 2**19  # in all of these places, which travel
+_AROUND = 6.0  # sds beyond the bulk within which they lie
+_LEAST = -10.0  # nats of mass, relative to the proposal's, that a hill must have
+_RAISED = 16  # of every shell, those that rise most above the proposal climb on
+_STRAIGHT = 0.8  # cosine of how slopes and places of two climbers differ, if they are on one round hill
 
 
 def plain(dim: int) -> float:
@@ -66,7 +76,9 @@ class Climbers:
         self._slopes = np.zeros_like(ways)
         self._heights, self._reach = np.full(_FIRST, -np.inf), np.ones(_FIRST)
         self._thin = self._sent = np.zeros((0, around.dim))
-        self.waiting = self._steps = 0
+        self.waiting = self._steps = self._joined = 0
+        self._mode = np.zeros(around.dim)
+        self._lookouts = _around(around.dim, rng)
 
     @property
     def _setting_out(self) -> bool:
@@ -78,6 +90,11 @@ class Climbers:
         return self._centre + self._next @ self._factor.T
 
     @property
+    def lookouts(self) -> Array:
+        """(L, d) where they want to know the log posterior alone, at the first step."""
+        return self._centre + self._lookouts[: None if self._setting_out else 0] @ self._factor.T
+
+    @property
     def thin(self) -> Array:
         """(T, d) directions in which the posterior is wide far out, known after the first step."""
         return self._thin @ self._factor.T
@@ -85,6 +102,7 @@ class Climbers:
     def paths(self, mode: Array) -> Array:
         """(P, d) points on the ways from there to the proposal's mode, none before the first step."""
         starts = self.positions[: 0 if self._setting_out else None]
+        self._mode = np.linalg.solve(self._factor, mode - self._centre)
         parts = np.linspace(0, 1, _PATH + 1)[1:, None]
         return (starts[:, None] + parts * (mode - starts[:, None])).reshape(-1, len(mode))
 
@@ -106,6 +124,7 @@ class Climbers:
         with np.errstate(over="ignore", invalid="ignore"):
             slopes = gradients @ self._factor
             seen = np.isfinite(np.sum(slopes**2, axis=1)) & np.isfinite(values)
+        hills = self._next[:0]
         if self._setting_out:
             deep = np.zeros(len(values))
             found, self._thin = _wide_hills(self._next[seen], slopes[seen])
@@ -114,9 +133,13 @@ class Climbers:
             deep = valley(np.concatenate([values[:, None], ways], axis=1))
             self._steps += 1
             # far below all tops a valley may be no more than a bend of the slope, along which one climbs on
-            told = seen & ((self._steps <= _SEARCHED) | (values > ways[:, -1] - plain(len(self._centre))))
-            found = self._choose(np.where(told, deep, 0.0))
-            deep = np.where(told, deep, 0.0)
+            new = np.arange(len(values)) >= len(values) - self._joined
+            high = seen & (values > ways[:, -1] - plain(len(self._centre)))
+            deep = np.where(high | (seen & ~new & (self._steps <= _SEARCHED)), deep, 0.0)
+            found = self._choose(deep)
+            if self._steps == 1 and not len(found):
+                on = high & new
+                hills = _round_hills(self._next[on] - self._mode, slopes[on], values[on] - ways[on, -1])
         apart = np.linalg.norm(self._next[:, None] - self._sent, axis=2).min(axis=1, initial=np.inf)
         waits = seen & (deep > DIP) & (apart > _SAME)
         up = seen & (values >= self._heights)
@@ -126,6 +149,8 @@ class Climbers:
         self._reach = np.where(up, np.minimum(2 * self._reach, 1.0), self._reach / 3)
         pointed = np.linalg.norm(self._places + self._slopes, axis=1)
         self._go_on(waits, np.isfinite(self._heights) & (pointed > _HOME) & (deep <= DIP))
+        self._join(hills + self._mode)
+        self.waiting += len(hills)
         return self._centre + found @ self._factor.T
 
     def _choose(self, deep: Array) -> Array:
@@ -140,6 +165,28 @@ class Climbers:
         self._sent = np.concatenate([self._sent, new])
         return new
 
+    def watch(self, positions: Array, raised: Array) -> None:
+        """Let others climb from where the posterior rises most above what is known of it.
+
+        Parameters
+        ----------
+        positions, raised
+            (N, d) and (N,) log posterior less that of the proposal's cores. Tails rise the more the further
+            out, so that places are compared within shells.
+        """
+        places = np.linalg.solve(self._factor, (positions - self._centre).T).T
+        order = np.argsort(np.linalg.norm(places, axis=1), kind="stable")
+        best = [s[np.argsort(-raised[s], kind="stable")[:_RAISED]] for s in np.array_split(order, _RINGS)]
+        self._join(places[np.concatenate(best)])
+
+    def _join(self, places: Array) -> None:
+        """Let others climb from these places (N, d)."""
+        self._joined += len(places)
+        self._next, self._places = (np.concatenate([a, places]) for a in (self._next, self._places))
+        self._slopes = np.concatenate([self._slopes, np.zeros_like(places)])
+        self._heights = np.append(self._heights, np.full(len(places), -np.inf))
+        self._reach = np.append(self._reach, np.ones(len(places)))
+
     def rest(self) -> None:
         """Look no further."""
         nobody = np.zeros(len(self._next), bool)
@@ -148,13 +195,49 @@ class Climbers:
     def _go_on(self, waits: Array, climbs: Array) -> None:
         """Let those that wait and some that climb step up, none further than it is away."""
         waiting, climbing = np.flatnonzero(waits)[:_LATER], np.flatnonzero(climbs)
-        self.waiting, room = len(waiting), _LATER - len(waiting)
+        self.waiting, self._joined, room = len(waiting), 0, _LATER - len(waiting)
         left = np.concatenate([waiting, climbing[:: len(climbing) // max(room, 1) + 1][:room]])
         self._places, self._slopes = self._places[left], self._slopes[left]
         self._heights, self._reach = self._heights[left], self._reach[left]
         steep = np.linalg.norm(self._slopes, axis=1)
         part = np.minimum(self._reach, np.linalg.norm(self._places, axis=1) / np.maximum(steep, 1e-300))
         self._next = self._places + part[:, None] * self._slopes
+
+
+def _around(dim: int, rng: np.random.Generator) -> Array:
+    """(L, d) places in and around the bulk of a standard normal; none where they would be of no use."""
+    useful = _FEWEST_DIM <= dim <= _MOST_DIM
+    count = min(_LOOKOUTS * dim, _MOST_LOOKOUTS, _MOST_NUMBERS // dim) if useful else 0
+    ways = rng.standard_normal((count, dim))
+    far = np.sqrt(dim) + rng.uniform(-1, _AROUND, count)
+    return (far / np.linalg.norm(ways, axis=1))[:, None] * ways
+
+
+def _round_hills(places: Array, slopes: Array, values: Array) -> Array:
+    """(T, d) tops, away from the mode, of round hills on which two climbers stand each, the highest first.
+
+    On a round hill of curvature a around c the slopes are a(c − x): two of them give a and c. The hill must
+    lie on the same side of the mode as both climbers, and have mass that matters; places (M, d) and values
+    (M,) are relative to the mode.
+    """
+    i, j = np.triu_indices(len(places), 1)
+    apart, turned = places[i] - places[j], slopes[j] - slopes[i]
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        square, inner = np.sum(apart**2, axis=1), np.sum(apart * turned, axis=1)
+        curve = inner / square
+        straight = inner / np.sqrt(square * np.sum(turned**2, axis=1))
+        tops = (places[i] + places[j]) / 2 + (slopes[i] + slopes[j]) / (2 * curve[:, None])
+        height = values[i] + np.sum(slopes[i] * (tops - places[i]), axis=1) / 2
+        side = np.minimum(np.sum(tops * places[i], axis=1), np.sum(tops * places[j], axis=1))
+        mass = height - places.shape[1] / 2 * np.log(curve)
+        good = (straight > _STRAIGHT) & (side > 0) & (mass > _LEAST)
+        good &= (np.sum(tops**2, axis=1) > (_HOME + 1) ** 2) & (height > values.max(initial=-np.inf))
+    order = np.flatnonzero(good)[np.argsort(-height[good], kind="stable")]
+    chosen = np.zeros((0, places.shape[1]))
+    while len(order) and len(chosen) < _SENT:
+        chosen = np.append(chosen, tops[order[:1]], axis=0)
+        order = order[np.linalg.norm(tops[order] - chosen[-1], axis=1) > 1]
+    return chosen
 
 
 def _wide_hills(places: Array, slopes: Array) -> tuple[Array, Array]:

@@ -161,6 +161,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         modes.paths(known),
         certify.tail_points(centre, ways),
         search.climbers.paths(mode),
+        search.climbers.lookouts,
         cast.positions if cast else np.zeros((0, target.dim)),
     ]
     points = np.concatenate(parts)
@@ -177,7 +178,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         found = found[len(around) :]
     values, undefined = target.posterior(draws, sums["draw_values"])
     search.batches.append(DrawBatch(number, current, count, draws, values, {}))
-    _, along, far, down, out = np.split(
+    _, along, far, down, high, out = np.split(
         target.values(points, sums["point_values"]), np.cumsum([len(p) for p in parts])[:-1]
     )
     same = modes.receive(found[len(candidates) :], along, known)
@@ -189,6 +190,9 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         modes.send(search.climbers.climb(*target.gradients(around, sums), down))
     if len(modes.relevant()) > 1:  # the verdict is known
         search.climbers.rest()
+    else:
+        seen = np.concatenate([parts[4], draws])
+        search.climbers.watch(seen, np.append(high, values) - logsumexp(log_parts(base, seen), axis=1))
     names = certify.labels(search.names, len(state.precision.mean))
     checks = [
         certify.khat(state.newest, len(draws)),
@@ -290,6 +294,8 @@ _ADVICE = {
     "numbers": "write the likelihood in a stable form (log_sigmoid, softplus, logaddexp, gammaln) instead of "
     "logarithms of what rounds to zero, so that it is a number for all parameters",
     "tails": "a proper prior with lighter tails (a normal instead of a Cauchy) makes the question answerable",
+    "explorers": "allow more rounds; where parameters bend each other (a product, a ratio, a scale and what "
+    "it scales), write the model in others that do not",
 }
 
 
