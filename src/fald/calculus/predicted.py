@@ -97,7 +97,7 @@ class Totals:
         terms = self.weighed(terms)
         if terms.dtype == np.float32 and len(self.slices) == 1:
             terms = _in_steps(np.add, terms, _AT_ONCE)
-            return np.sum(terms, axis=0, dtype=np.float64)[None]
+            return np.array([np.sum(terms, axis=0, dtype=np.float64)])
         return np.array([np.sum(terms[rows], axis=0, dtype=np.float64) for rows in self.slices])
 
     def of_logs(self, factors: Array, most: float = 2.0) -> Array:
