@@ -41,6 +41,9 @@ VARIANTS = {
 STUDIES = ("indo", "opt", "bacteria", "breast-cancer-31", "quine")
 GRID_STUDIES = (
     "wilms", "indo", "bacteria", "insurance", "breast-cancer-11", "lung", "respiratory", "unequal-scales",
+    "one-parameter", "empty-category", "intercept-only", "site-is-outcome", "separable-normal",
+    "gaussian-exact", "conflicting-effects", "attainment", "single-rows", "melanoma", "cattle",
+    "few-events", "separable-wide", "near-collinear", "bone-marrow", "azpro", "medpar", "opt",
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A convolutional network over ten clients: FedAvg as a start, cyclical FA-LD, calibration along the run.
 
     python examples/network.py --rows 60000 --rounds 200     # Fashion-MNIST
-    python examples/network.py --rows 500 --rounds 6         # to see that it works
+    python examples/network.py --rows 500 --rounds 12        # to see that it works
 """  # fmt: skip
 
 import argparse
@@ -18,14 +18,14 @@ ask.add_argument("--rows", type=int, default=60_000)
 ask.add_argument("--rounds", type=int, default=200)
 ask.add_argument("--out", default="network.png")
 asked = ask.parse_args()
-STEPS, CYCLE = 10, max(2, asked.rounds // 5)
+CYCLE = max(2, asked.rounds // 6)
 
 images = fald.datasets.load("fashion-mnist")
 rows = images.train_images[: asked.rows], images.train_labels[: asked.rows]
 data = fald.partition.dirichlet(rows, rows[1], 10, concentration=0.3)
 keys = jax.random.split(jax.random.key(0), 4)
 shapes = {"a": (5, 5, 1, 16), "b": (3, 3, 16, 32), "c": (7 * 7 * 32, 64), "d": (64, 10)}
-start = {
+position = {
     name: {"w": jax.random.normal(k, s) * np.sqrt(2 / np.prod(s[:-1])), "b": jnp.zeros(s[-1])}
     for k, (name, s) in zip(keys, shapes.items())
 }
@@ -45,16 +45,16 @@ def logits(p, image):
 model = fald.Model(
     logprior_fn=lambda p: -5.0 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(p)),
     loglikelihood_fn=lambda p, row: jax.nn.log_softmax(logits(p, row[0]))[row[1]],
-    initial_position=start,
+    initial_position=position,
     predict_fn=lambda p, image: jax.nn.softmax(logits(p, image)),
 )
-common = {"local_steps": STEPS, "batch_size": 32, "num_chains": 1, "num_rounds": asked.rounds}
-eta = 0.02 / data.num_rows
-found = fald.sample(0, model, data, step_size=eta, temperature=0.0, **common)
+eta, Phase = 0.05 / data.num_rows, fald.schedules.Phase
+start = Phase(asked.rounds - 4 * CYCLE, eta, temperature=0.0)  # FedAvg
+explore = Phase(CYCLE // 2, eta, last_step_size=eta / 10, temperature=0.0)
+collect = Phase(CYCLE - CYCLE // 2, eta / 10, temperature=0.1, draws=max(1, CYCLE // 10))
 probe = fald.sinks.ProbeCurve(images.test_images[:2000], images.test_labels[:2000])
-cycles = fald.schedules.cyclical(eta, CYCLE * STEPS, last=eta / 20)
-fald.sample(1, model, data, step_size=cycles, temperature=0.1, initial_position=found, thinning=CYCLE // 2,
-            sinks=[probe], **common)  # fmt: skip
+fald.sample(0, model, data, phases=[start, *4 * [explore, collect]], local_steps=10, batch_size=32,
+            num_chains=1, sinks=[probe])  # fmt: skip
 probe.curve().plot(x="round", y=["accuracy", "nll", "ece"], subplots=True, marker="o")
 plt.savefig(asked.out)
 print(probe.curve().tail(1).to_string(index=False))

@@ -46,6 +46,20 @@ _GAUSSIAN = [
     )
 ]
 
+_SAFETY = [
+    f"langevin/test_safety.py::{name}"
+    for name in (
+        "test_settings_have_bounds_and_the_borders_are_inside",
+        "test_a_schedule_is_accounted_at_its_step",
+        "test_the_accounted_sd_is_that_of_the_formula",
+        "test_noise_must_span_so_many_of_the_last_digits",
+        "test_a_little_more_or_less_noise_than_accounted_is_seen",
+        "test_other_steps_have_other_noise_of_their_own_part_alone",
+        "test_noise_is_measured_on_what_is_added",
+        "test_settings_are_accounted_as_the_sampler_has_them",
+    )
+]
+
 _SCHEDULES = [
     f"settings/test_schedules.py::{name}"
     for name in (
@@ -66,10 +80,10 @@ TESTS: dict[str, list[str]] = {
     "fald/federation/site/worker.py": ["federation/test_site_worker.py"],
     "fald/federation/site/run.py": ["federation/test_site_rounds.py"],
     "fald/federation/site/langevin.py": [
-        "federation/test_site_steps.py",
-        "federation/test_site_run.py",
+        "federation/test_site_run.py::test_memory_is_that_before_the_round_whoever_asks_again",
         "federation/test_site_table.py::test_messages_of_a_round_must_fit_the_study",
         "federation/test_site_table.py::test_uploads_are_compared_with_what_the_method_declares",
+        "federation/test_site_steps.py",
     ],
     "fald/core/reveals.py": ["core/test_reveals.py"],
     "fald/federation/site/messages.py": ["federation/test_messages.py"],
@@ -100,8 +114,8 @@ TESTS: dict[str, list[str]] = {
     "fald/langevin/fald.py": ["langevin/test_local_parts.py"],
     "fald/langevin/noise.py": ["langevin/test_local_parts.py"],
     "fald/langevin/server.py": ["langevin/test_local_parts.py"],
-    "fald/langevin/safety.py": ["langevin/test_safety.py"],
-    "fald/langevin/rounds.py": ["langevin/test_local_parts.py"],
+    "fald/langevin/safety.py": _SAFETY,
+    "fald/langevin/rounds.py": ["langevin/test_rounds.py"],
     "fald/langevin/guard.py": ["langevin/test_guard.py"],
     "fald/privacy/accountant.py": ["privacy/test_privacy_steps.py", *_REFUSED],
     "fald/privacy/events.py": ["privacy/test_privacy_parts.py", *_CLASSES],

@@ -75,6 +75,11 @@ def test_sites_that_share_a_tile_answer_as_they_would_alone(name: str, features:
             together, alone = (together,), [(one,) for one in alone]
         for whole, *parts in zip(together, *alone):
             np.testing.assert_allclose(whole, np.concatenate(parts), rtol=1e-10, atol=1e-10)
+    own = np.resize(positions, (len(tables), model.dim))
+    sites = [make_site(model, one) for one in tables]
+    for i, place in enumerate(own):  # each at a position of its own
+        for each, alone in zip(sums.hessians_each(sites, own), sums.hessians(sites[i], place[None])):
+            np.testing.assert_allclose(each[i], alone[0], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("offset", [0.0, 2000.0])

@@ -50,3 +50,33 @@ def test_help_does_not_load_what_it_does_not_need() -> None:
     code = "import sys, fald.cli.main; print(sorted({'jax', 'pandas', 'scipy', 'xarray'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+_COUNT = """
+import collections, sys
+import jax
+import numpy as np
+import fald
+
+found = collections.Counter()
+jax.monitoring.register_event_listener(lambda name, **about: found.update([name.rsplit("/", 1)[-1]]))
+rows = {name: np.ones((int(sys.argv[1]), 1), np.float32) for name in "ab"}
+fald.sample(int(sys.argv[2]), fald.models.gaussian_location([[1.0]]), fald.FederatedData.from_arrays(rows),
+            num_rounds=5, local_steps=2, step_size=0.01, num_chains=2, progress=False)
+print(found["cache_hits"], found["cache_misses"])
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_compiles_nothing_that_the_first_did(tmp_path: Path) -> None:
+    def run(rows: int, seed: int) -> tuple[int, int]:
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+        call = [sys.executable, "-c", _COUNT, str(rows), str(seed)]
+        done = subprocess.run(call, env=environment, capture_output=True, text=True, check=True)
+        hits, misses = done.stdout.split()[-2:]
+        return int(hits), int(misses)
+
+    assert run(7, 1)[1] > 0
+    hits, misses = run(7, 2)  # another seed, and so other draws, by the same programs
+    assert (hits > 0, misses) == (True, 0)
+    assert run(8, 1)[1] > 0  # the twin: other shapes are other programs

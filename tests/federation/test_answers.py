@@ -3,15 +3,16 @@
 import pytest
 
 from fald.core.errors import StorageError
+from fald.federation import wire
 from fald.federation.site.answers import Answers, Kept, Last
 
 
-def kept(number, attempt=1, task="aa", upload="ff"):
-    return Kept(number, attempt, task, upload, {"points": [2, 3]})
+def kept(number, attempt=1, task="aa", upload="ff", exact=True):
+    return Kept(number, attempt, task, upload, {"points": [2, 3]}, exact)
 
 
 def last(number, attempt=1):
-    return Last(number, attempt, b"digest", bytes([number, 0, 255]), b"reply of the site")
+    return Last(number, attempt, {"value": number}, bytes([number, 0, 255]), b"reply of the site")
 
 
 def test_nothing_was_answered_at_the_beginning(tmp_path):
@@ -41,6 +42,7 @@ def test_an_answer_is_known_to_every_process_before_it_leaves(tmp_path):
     theirs.add(kept(4), last(4))  # each goes on from what the other has written
     mine.read()
     assert [a.round for a in mine.known] == [1, 3, 3, 2, 2, 4]
+    assert mine.last() == last(4)  # the other's, although this process knows one of its own
     mine.forget_last()
     assert theirs.last() is None
     assert mine.highest == 4  # a new session forgets the reply, not that there was one
@@ -55,6 +57,25 @@ def test_what_is_known_is_not_read_again(tmp_path):
     )  # of the same length, so that only a second look would see it
     answers.read()
     assert answers.highest == 1
+
+
+def test_a_process_knows_its_own_last_reply_and_reads_that_of_another(tmp_path, monkeypatch):
+    mine, theirs = Answers(tmp_path), Answers(tmp_path)
+    mine.add(kept(1), last(1))
+    read = []
+    unpack = wire.unpack
+    monkeypatch.setattr(wire, "unpack", lambda content: read.append(len(content)) or unpack(content))
+    assert mine.last() == mine.last() == last(1)
+    assert read == []  # what this process has answered it knows
+    assert theirs.last() == theirs.last() == last(1)
+    assert len(read) == 2
+    theirs.add(kept(2), last(2))
+    assert mine.last() == last(2)
+    assert len(read) == 3
+
+
+def test_an_answer_is_not_exact_unless_it_says_so():
+    assert Kept(1, 1, "t", "", {}).exact is False
 
 
 def test_a_line_without_an_end_never_left(tmp_path):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import email.utils
 import itertools
 import os
 import sqlite3
+import time
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -24,6 +27,7 @@ from fald.core.errors import ConfigError, FederationError
 from fald.federation.engines.flower import link as module
 from fald.federation.engines.flower import submit, supernode
 from fald.federation.engines.flower.app import read_job
+from fald.federation.engines.flower.deployment import deployment
 from fald.federation.engines.flower.link import ASK_NAME, FlowerLink, unwrap, wrap
 from fald.federation.folder import read_settings
 from fald.study.schema import load_study
@@ -304,6 +308,17 @@ def test_another_engines_folder_is_refused(folder):
     (folder / "federation.toml").write_text(text.replace('"flower"', '"nvflare"'))
     with pytest.raises(ConfigError, match="is 'nvflare', not 'flower'"):
         submit.job_state(folder, "1")
+
+
+@pytest.mark.parametrize("off", [0, 600, -600])
+def test_the_clock_of_the_superlink_is_compared(folder, monkeypatch, off):
+    said = email.utils.formatdate(time.time() + off, usegmt=True)
+    answer = contextlib.nullcontext(SimpleNamespace(headers={"Date": said}))
+    monkeypatch.setattr(submit.urllib.request, "urlopen", lambda *a, **k: answer)
+    monkeypatch.setattr(submit, "unfinished", lambda folder: [])
+    assert abs(submit.clock(folder) - off) < 2
+    levels = {f.about: f.level for f in deployment.examine(folder)}
+    assert levels == {"server": "ok", "clock": "bad" if off else "ok"}
 
 
 def test_a_supernode_needs_a_site(tmp_path):

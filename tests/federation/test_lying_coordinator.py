@@ -465,6 +465,8 @@ def test_subsets_may_be_allowed_by_the_site_alone(tmp_path):
     coordinator.ids["run"] = "3" * 16
     values = {"version": __version__, "study": STUDY, "secure": True, "names": ["a", "b", "d"]}
     assert coordinator.say("a", "open", values).kind == "reply"
+    shown = [e["sites"] for e in read_record(coordinator.workers["a"].settings.state) if e["asked"] == "open"]
+    assert shown == [NAMES, ["a", "b", "d"]]
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_a_run_survives_kill_9_of_every_process(federation, folder, in_process):
     """
     out, study, site = folder / "drills", folder / "langevin.toml", sorted(federation.tables)[0]
     trial = (folder / "study.toml").read_text()
-    study.write_text(trial + LANGEVIN.format(num_rounds=100_000, timeout=30))
+    study.write_text(trial + LANGEVIN.format(num_rounds=100_000, timeout=75))
 
     def progressed(since):
         return (

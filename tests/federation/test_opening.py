@@ -28,26 +28,27 @@ def openings(folder, **policy):
     return Openings(folder, make_policy({key.replace("_", "-"): value for key, value in policy.items()}))
 
 
-def test_different_studies_are_counted_over_a_day_and_the_same_one_once(tmp_path, clock):
+def test_runs_are_counted_over_a_day_and_the_same_one_once(tmp_path, clock):
     site = openings(tmp_path, max_studies=2)
-    for digest in ("a", "b", "a", "b"):
-        site.count_study(digest)
-    with pytest.raises(
-        PolicyError, match=r"looked at 2 different studies within a day \(max-studies\)"
-    ) as caught:
-        site.count_study("c")
-    assert "wait, or ask the site" in caught.value.hint
-    openings(tmp_path, max_studies=3).count_study("c")  # another process, another limit
+    for run, digest in (("1", "a"), ("2", "a"), ("1", "a"), ("2", "a")):
+        site.count_run(run, digest)
+    for run, digest in (("3", "a"), ("1", "b")):  # another run, or another study under its name
+        with pytest.raises(
+            PolicyError, match=r"looked at 2 runs of studies within a day \(max-studies\)"
+        ) as caught:
+            site.count_run(run, digest)
+        assert "wait, or ask the site" in caught.value.hint
+    openings(tmp_path, max_studies=3).count_run("3", "a")  # another process, another limit
     with pytest.raises(PolicyError, match="looked at 3"):
-        openings(tmp_path, max_studies=3).count_study("d")
-    # asking again does not renew the day of a study: its time is that of the first look
+        openings(tmp_path, max_studies=3).count_run("4", "a")
+    # asking again does not renew the day of a run: its time is that of the first look
     clock.now += DAY - 1
-    site.count_study("a")
+    site.count_run("1", "a")
     with pytest.raises(PolicyError):
-        openings(tmp_path, max_studies=3).count_study("d")
+        openings(tmp_path, max_studies=3).count_run("4", "a")
     clock.now += 1
-    site.count_study("d")
-    assert list(json.loads((tmp_path / "studies.json").read_text())) == ["d"]
+    site.count_run("4", "a")
+    assert list(json.loads((tmp_path / "studies.json").read_text())) == ["4 a"]
 
 
 def test_studies_that_did_not_fit_are_counted_over_a_day(tmp_path, clock):
@@ -98,10 +99,13 @@ def test_files_of_the_coordinator_are_not_read_at_a_site(source):
 )
 def test_a_model_is_not_built_of_any_size(monkeypatch, options, built):
     """Counts anywhere among the options multiply; what is no count does not."""
-    made = SimpleNamespace(model=SimpleNamespace(options=options))
+    made = SimpleNamespace(model=SimpleNamespace(options=options), encoded_features=["x"] * 20_000)
     monkeypatch.setattr(opening, "make_study", lambda tree, where: made)
     if built:
         assert remote_study(STUDY) is made
+        made.encoded_features.append("y")
+        with pytest.raises(PolicyError, match="levels or options ask for more parameters than a site makes"):
+            remote_study(STUDY)
     else:
         with pytest.raises(PolicyError, match="more parameters than a site makes"):
             remote_study(STUDY)

@@ -128,9 +128,9 @@ def test_an_earlier_seal_does_not_hide_lines(state):
         record.add({"asked": "round"})
 
 
-@pytest.mark.parametrize("last", ["{\n", "[]\n", '{"line": 6}\n', "nothing\n"])
+@pytest.mark.parametrize("last", [b"{\n", b"[]\n", b'{"line": 6}\n', b"nothing\n", b"\xff\n"])
 def test_nothing_is_added_behind_a_line_that_is_none(state, last):
-    with open(state / RECORD, "a") as file:
+    with open(state / RECORD, "ab") as file:
         file.write(last)
     with pytest.raises(StorageError, match="not the one that was sealed"):
         Record(state, Identity.load(state / "identity.pem")).add({"asked": "round"})
@@ -161,6 +161,13 @@ def test_long_words_are_cut_where_a_line_would_become_unreadable(tmp_path):
     assert entry["inside"] == {"a": ["y" * 1000 + "…"], "n": 7, "none": None}
 
 
+def test_one_long_line_is_an_end_like_any_other(tmp_path):
+    record = Record(tmp_path, Identity.create(tmp_path / "identity.pem"))
+    record.add({"columns": ["z" * 900] * 100})
+    record.add({"asked": "end"})
+    assert [entry["line"] for entry in read_record(tmp_path)] == [1, 2]
+
+
 def test_the_end_of_a_long_record_is_found(tmp_path):
     """Only its last megabyte is read, in which the last line must lie whole."""
     record = Record(tmp_path, Identity.create(tmp_path / "identity.pem"))
@@ -174,16 +181,18 @@ def test_the_end_of_a_long_record_is_found(tmp_path):
 def test_a_table_for_people():
     heads, (full, bare, refused) = as_rows(
         [
-            {"line": 1, "time": "t1", "asked": "round", "title": "T", "run": "r", "round": 3,
-             "columns": ["y", "x"], "left": {"position": 6000, "value": 2}, "epsilon": 0.123456},
+            {"line": 1, "time": "t1", "asked": "round", "title": "T", "run": "r", "round": 3, "by": "host",
+             "sites": ["a", "b"], "digest": "0123456789abcdef0", "columns": ["y", "x"],
+             "left": {"position": 6000, "value": 2}, "epsilon": 0.123456},
             {"line": 2, "time": "t2", "run": "r", "epsilon": None, "left": {}},
             {"line": 3, "time": "t3", "refused": "no", "epsilon": 0.0},
         ]
     )  # fmt: skip
-    assert len(heads) == len(full) == 9
-    assert full == ["1", "t1", "round", "T", "3", "y, x", "position (6,000), value (2)", "0.1235", "answered"]
-    assert bare == ["2", "t2", "", "r", "", "", "nothing", "", "answered"]
-    assert refused == ["3", "t3", "", "", "", "", "nothing", "0", "refused: no"]
+    assert len(heads) == len(full) == 12
+    assert full[:8] == ["1", "t1", "round", "host", "T", "a, b", "3", "y, x"]
+    assert full[8:] == ["position (6,000), value (2)", "0.1235", "answered", "0123456789abcdef"]
+    assert bare == ["2", "t2", "", "", "r", "", "", "", "nothing", "", "answered", ""]
+    assert refused == ["3", "t3", "", "", "", "", "", "", "nothing", "0", "refused: no", ""]
 
 
 @pytest.mark.parametrize("how", TAMPERED)

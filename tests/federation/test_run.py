@@ -9,6 +9,7 @@ import pytest
 from fald.core.errors import ConfigError, FederationError, Interrupted, PolicyError, PrivacyError
 from fald.federation import wire
 from fald.federation.coordinator.run import run_federated, serve_job
+from fald.federation.coordinator.sites import Federation
 from fald.federation.link import Arrival, LocalLink
 from fald.federation.site.worker import SiteSettings, SiteWorker
 from fald.study.run import run_study
@@ -338,6 +339,18 @@ def test_another_version_is_refused(place, tmp_path):
     link = LocalLink({**{n: place.worker(n).handle for n in SIZES}, "b": old})
     with pytest.raises(FederationError, match=r"site 'b' has fald 0\.0\.1"):
         run_federated(place.study(), link, tmp_path / "out")
+
+
+@pytest.mark.parametrize("off", [1000.0, -1000.0, 60.0])
+def test_a_clock_that_is_off_is_told(place, off):
+    def late(content):
+        reply = wire.unpack(place.worker("b").handle(content))
+        hello = {"time": reply.values["time"] + off} if "time" in reply.values else {}
+        return repacked(reply, **hello)
+
+    link = LocalLink({**{n: place.worker(n).handle for n in SIZES}, "b": late})
+    told = {"b": [f"a clock that is {off:+.0f} s off"]} if abs(off) > 120 else {}
+    assert Federation(link, place.study(), "0" * 16).versions == told
 
 
 STRANGE = [

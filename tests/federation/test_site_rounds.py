@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import json
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -60,6 +61,7 @@ def run_of(folder, *, secure=False, policy=None, **changes):
     run.answers, run.left, run.epsilon, run.data, run.reveals = Answers(folder), {}, None, None, None
     run._session = Masks() if secure else None
     run._rows = run._langevin = run._account = run._audit = None
+    run._exact, run._sent = False, (0, None)
     for name, value in changes.items():
         setattr(run, name, value)
     return run
@@ -76,8 +78,10 @@ def test_a_run_may_go_on_for_more_rounds_and_with_another_title_alone():
     tree = {"title": "t", "data": {"target": "y"}, "sampler": {"num-rounds": 5, "seed": 1}}
     digest = study_digest(tree)
     assert len(digest) == 64
-    reordered = {"sampler": {"seed": 1, "num-rounds": 7}, "data": {"target": "y"}, "title": "other"}
-    assert study_digest(reordered) == digest
+    assert study_digest({**tree, "title": "other", "sampler": {"num-rounds": 7, "seed": 1}}) == digest
+    names = {"b": 1, "a": {"d": 2, "c": 3}}
+    backwards = {"a": {"c": 3, "d": 2}, "b": 1}
+    assert study_digest({**names, "sampler": names}) == study_digest({"sampler": backwards, **backwards})
     untitled = {name: tree[name] for name in ("data", "sampler")}
     assert study_digest(untitled) == digest
     for other in (
@@ -109,6 +113,27 @@ def test_keys_of_a_session_are_kept_where_only_their_owner_reads(tmp_path, secur
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("what", ["run", "session"])
+def test_secrets_are_at_no_time_readable_by_others(tmp_path, monkeypatch, what):
+    """Also while they are written, under another name."""
+    modes, replaced = [], os.replace
+
+    def seen(source, target):
+        modes.append(os.stat(source).st_mode & 0o777)
+        replaced(source, target)
+
+    monkeypatch.setattr(os, "replace", seen)
+    before = os.umask(0)
+    try:
+        if what == "run":
+            Frozen("study", NAMES, True, SIZES, "rows", "secret").save(tmp_path)
+        else:
+            run_of(tmp_path, secure=True)._save()
+    finally:
+        os.umask(before)
+    assert modes == [0o600]
+
+
 def test_another_process_goes_on_with_the_keys(tmp_path):
     identity = Identity.generate()
     session = Session(identity, "b", "run 1")
@@ -127,7 +152,7 @@ def test_a_session_begins_with_keys_of_its_own(tmp_path, secure):
     identity = Identity.generate()
     run = run_of(tmp_path, site=Owner("b", tmp_path, identity, make_policy({})), hello={})
     run.frozen = run.frozen._replace(secure=secure)
-    run.answers.add(Kept(1, 1, "t", "", {}), Last(1, 1, b"d", b"t", b"r"))
+    run.answers.add(Kept(1, 1, "t", "", {}), Last(1, 1, {}, b"d", b"r"))
     run.introduce()
     assert run.answers.last() is None
     assert json.loads((tmp_path / "session.json").read_text())["run"] == IDS["run"]
@@ -194,7 +219,7 @@ def test_an_account_is_opened_once_with_what_the_site_knows(tmp_path, monkeypatc
     run.frozen = run.frozen._replace(study="s" * 64)
     assert run._open_account() == run._open_account() == 1
     (((ledger, name, folder, study), named),) = opened
-    assert (ledger.max_epsilon, ledger.delta) == (2.0, 1e-5)
+    assert (ledger.path, ledger.max_epsilon, ledger.delta) == (tmp_path / "ledger.jsonl", 2.0, 1e-5)
     assert (name, folder, study) == (f"{IDS['run']}-{'s' * 16}", tmp_path, run.study)
     # others' noise covers this site's only in a secure sum
     assert named == {
@@ -216,6 +241,7 @@ def test_a_run_is_made_of_its_study(tmp_path, chains):
     assert (run.site, run.folder, run.about, run.study, run.data) == (owner, tmp_path, about, study, data)
     assert (run.frozen.names, run.model.dim, run.hello, run.left, run.epsilon) == (NAMES, DIM, {}, {}, None)
     assert run._session is run._rows is run._langevin is run._account is None
+    assert (run._exact, run._sent) == (False, (0, None))
     assert run.answers.known == []
     if chains:  # what leaves is declared by the method, and there is no protocol to follow
         assert run.reveals == reveals_of("fa-ld")
@@ -278,7 +304,8 @@ def test_what_all_sites_prepared_is_passed_on_whole(tmp_path):
     mean, spread = right.values()
     for wrong in (
         {}, {"prepared_mean": mean}, {**right, "prepared_mean": mean[:2]},
-        {**right, "prepared_spread": spread[:2]}, {**right, "prepared_mean": mean[:, :2]}, {**right, "prepared_more": mean},
+        {**right, "prepared_spread": spread[:2]}, {**right, "prepared_mean": mean[:, :2]},
+        {**right, "prepared_more": mean},
     ):  # fmt: skip
         with pytest.raises(FederationError, match="all sites' preparation does not fit the study"):
             run.begin(SIZES, {}, {}, wrong)
@@ -342,7 +369,7 @@ def test_rounds_come_in_their_order(tmp_path, kind, known, last, asked, chains, 
     run = run_of(tmp_path, secure=kind == "summed", _audit=audit)
     run.answers.known = [Kept(n, a, t.hex(), "", {}) for n, a, t in known]
     expected = chains if kind == "chains" else once
-    before = None if last is None else Last(*last, b"", b"", b"")
+    before = None if last is None else Last(*last, {}, b"", b"")
     if isinstance(expected, str):
         with pytest.raises(FederationError, match=expected):
             run._check_order(*asked, before)
@@ -380,8 +407,10 @@ def test_an_answer_is_written_down_and_given_again(tmp_path, secure, kind):
     )
 
     def work(message, digest, task, again):
+        assert run.left == {}
+        assert not run._exact
         made.append((digest, task, again))
-        run.left = {"value": 5}
+        run.left, run._exact = {"value": 5}, not again
         return arrays
 
     setattr(run, f"_{kind}", work)
@@ -396,19 +425,23 @@ def test_an_answer_is_written_down_and_given_again(tmp_path, secure, kind):
     assert run.answer(first, b"one", reply) == b"bytes 1"
     assert run.left == {"value": 5}
     assert run.answer(first, b"one", reply) == b"bytes 1"  # the same bytes, and no work
-    assert run.left == {}  # so that nothing left
+    assert run.left == {"value": 5}  # which left once more
     task = run._task(first)
     assert run.answer(message(kind, attempt=2), b"two", reply) == b"bytes 2"
     assert made == [(b"one", task, False), (b"two", task, True)]
     kept = Answers(tmp_path)
     upload = hashlib.sha256(masked.astype("<u8").tobytes()).hexdigest() if secure else ""
     shapes = {"point_values": [5]} if secure else {}
-    assert kept.known == [Kept(1, n, task.hex(), upload, shapes) for n in (1, 2)]
-    assert kept.last() == Last(1, 2, b"two", task, b"bytes 2")
+    assert kept.known == [Kept(1, n, task.hex(), upload, shapes, n == 1) for n in (1, 2)]
+    assert kept.last() == Last(1, 2, {"value": 5}, b"two", b"bytes 2")
+    number, sent = run._sent
+    assert number == 1
+    assert sent is (masked if secure else None)
     assert (tmp_path / "session.json").exists() == secure  # masks that were used are not used again
     # in another process, from the disk
     other = run_of(tmp_path, secure=secure, _audit=audit)
     assert other.answer(message(kind, attempt=2), b"two", None) == b"bytes 2"
+    assert other.left == {"value": 5}
 
 
 # -- requests ------------------------------------------------------------------------------------------------
@@ -624,6 +657,14 @@ def test_masked_uploads_are_added_up_at_the_site(tmp_path):
     moved[1, 0, 0] += np.uint64(1)
     with pytest.raises(FederationError, match="upload of round 4 is not its own"):
         run._summed({"masked": moved}, 4)
+    # what this process has sent it knows without a hash, and only for that round
+    run.answers.known, run._sent = [], (4, right[1])
+    assert run._summed({"masked": right}, 4).tolist() == [1.5, 6.0]
+    for sent in ((3, right[1]), (4, moved[1]), (4, None)):
+        run._sent = sent
+        with pytest.raises(FederationError, match="upload of round 4 is not its own"):
+            run._summed({"masked": right}, 4)
+    run._sent = (4, right[1])
     others = right.copy()
     others[0, 0, 2] += np.uint64(1)
     with pytest.raises(SecureSumError, match="do not cancel"):
@@ -717,29 +758,51 @@ def test_a_study_without_chains_takes_no_rounds(tmp_path):
         round_of(run)
 
 
-@pytest.mark.parametrize(
-    ("secure", "audit", "again", "audited"),
-    [
-        (True, True, False, True),
-        (True, True, True, False),
-        (True, False, False, False),
-        (False, True, False, False),
-    ],
-)
-def test_a_broadcast_is_compared_where_the_site_can_know_it(tmp_path, secure, audit, again, audited):
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize(("secure", "audit"), [(True, True), (True, False), (False, True)])
+def test_a_broadcast_is_compared_where_the_site_can_know_it(tmp_path, secure, audit, again):
     run, wrong = stepping(tmp_path, secure=secure, policy={"audit": audit}), np.full((CHAINS, DIM), 9.0)
-    if not audited:
+    if not (secure and audit):
         round_of(run, leaf=wrong, again=again)
         assert run._langevin.tasks[0].leaves[0].tolist() == wrong.tolist()
+        assert not run._exact
         return
     with pytest.raises(FederationError, match="broadcast of round 1 is not the average"):
-        round_of(run, leaf=wrong)
-    run._langevin.start = [np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])]
-    near = run._langevin.start[0] + 1e-9
-    round_of(run, leaf=near)
-    assert (
-        run._langevin.tasks[0].leaves[0].tolist() == run._langevin.start[0].tolist()
-    )  # its own, to the last digit
+        round_of(run, leaf=wrong, again=again)
+    start = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    run._langevin.start = [start]
+    for leaf, exact in ((start + 1e-9, False), (start.copy(), True)):
+        round_of(run, leaf=leaf, again=again)
+        assert run._langevin.tasks[-1].leaves[0].tolist() == start.tolist()  # its own, to the last digit
+        assert run._exact is exact
+
+
+@pytest.mark.parametrize(
+    ("exact", "task", "number", "believed"),
+    [
+        (True, b"task", 3, True),
+        (False, b"task", 3, False),
+        (True, b"other", 3, False),
+        (True, b"task", 2, False),
+    ],
+)
+def test_what_was_answered_to_the_last_bit_may_be_asked_again_without_the_sum(
+    tmp_path, exact, task, number, believed
+):
+    """By a coordinator that has forgotten the round before; whatever it asks otherwise needs the sum."""
+    run = stepping(tmp_path, secure=True)
+    run.answers.known = [Kept(number, 1, task.hex(), "", {}, exact)]
+    leaf = np.full((CHAINS, DIM), 4.0)
+    if believed:
+        round_of(run, leaf=leaf, number=3, again=True)
+        assert run._langevin.tasks[0].leaves[0].tolist() == leaf.tolist()
+        assert run._langevin.seen == []
+    else:
+        with pytest.raises(FederationError, match="uploads of round 2 were not passed on"):
+            round_of(run, leaf=leaf, number=3, again=True)
+    run._summed = lambda passed, number: "total"
+    with pytest.raises(FederationError, match="not the average"):  # where the sum is there it counts
+        round_of(run, leaf=leaf, number=3, again=True, passed_masked=np.zeros(1))
 
 
 def test_after_the_first_round_the_broadcast_follows_from_the_sum(tmp_path):
@@ -791,20 +854,26 @@ def test_steps_are_prepared_once_with_the_study_s_settings(tmp_path, monkeypatch
     run.study.sampler.build_method = lambda: building
     run.data = SimpleNamespace(elsewhere=lambda names, sizes: (names, sizes))
     run._root = "root"
-    monkeypatch.setattr(site_run, "LangevinSite", lambda *given: made.append(given) or Steps())
+    monkeypatch.setattr(
+        site_run, "LangevinSite", lambda *given, **named: made.append((given, named)) or Steps()
+    )
     monkeypatch.setattr(site_run, "start_of", lambda sampler, model: "start")
     monkeypatch.setattr(site_run, "private", lambda method: f"private {method.name}")
     monkeypatch.setattr(site_run, "check_weights", lambda *_: 1)
     round_of(run)
     round_of(run, number=2)
-    assert made == [(run.model, method, "full", run.data, 1, SIZES, "root", "start", tmp_path)]
+    ((given, named),) = made
+    assert given == (run.model, method, run.data)
+    assert named == {
+        "scheme": "full", "place": (1, SIZES), "root": "root", "start": "start", "folder": tmp_path,
+    }  # fmt: skip
     ((model, everybody, answers),) = offered
     assert (model, everybody) == (run.model, (NAMES, SIZES))
     assert answers["mean"].tolist() == [[1.0], [2.0], [3.0]]
     run._langevin, run._account = None, SimpleNamespace(pay=lambda releases: 0.0)
     run.study.privacy = SimpleNamespace(client_noise="seed")
     round_of(run, number=3)
-    assert made[1][1] == "private method"
+    assert made[1][0][1] == "private method"
 
 
 def test_what_left_is_counted_by_kind(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from hostile import PRIVATE, SHARES, START, STUDY, Coordinator
 from test_site_attacks import Steps
 
-from fald.federation.site import opening
+from fald.federation.site import langevin, opening
 from fald.federation.site import run as site_run
 from fald.federation.site import worker as site_worker
 from fald.federation.site.langevin import LangevinSite, Task
@@ -23,7 +23,7 @@ def test_noise_of_a_private_run_is_a_secret_of_the_site(tmp_path, monkeypatch, s
             roots.append(task.own.tolist())
             return super().answer(task)
 
-    def made(model, method, *others):
+    def made(model, method, *others, **named):
         methods.append(method)
         return Seen()
 
@@ -69,7 +69,7 @@ def memory_of(folder, start=0.0):
     return site
 
 
-def test_memory_is_that_before_the_round_whoever_asks_again(tmp_path):
+def test_memory_is_that_before_the_round_whoever_asks_again(tmp_path, monkeypatch):
     site = memory_of(tmp_path)
 
     def task(number, saved=0):
@@ -83,6 +83,9 @@ def test_memory_is_that_before_the_round_whoever_asks_again(tmp_path):
         site._keep(task(number), kept(number + 1))
         assert int(site._recall(task(number + 1))["n"][0]) == number + 1
     assert site._saved() == [1, 2, 3, 4]
+    with monkeypatch.context() as away:
+        away.setattr(langevin, "unpack", None)  # what this process knows it does not read again
+        assert int(site._recall(task(4))["n"][0]) == 4
     # a round that is asked again, here and in another process, begins with what was known before it
     for asked in (site, memory_of(tmp_path)):
         for number, value in ((4, 4), (3, 3), (1, 1), (0, 0), (9, 4)):

@@ -136,6 +136,8 @@ def test_a_site_has_a_folder_and_a_key_of_its_own(tmp_path):
     assert inside._log == site.state / "site.log"
     assert SiteWorker(site.settings, confined=True)._is_confined
     assert not site.worker._is_confined
+    deep = SiteWorker(replace(site.settings, state=tmp_path / "deep" / "er" / "state"))
+    assert deep.identity.public != first
 
 
 def test_a_hello_says_names_and_versions_and_is_not_recorded(site):
@@ -535,18 +537,10 @@ def test_sites_that_are_pinned_count_before_those_told_at_joining(tmp_path):
     (tmp_path / "own.json").write_text(json.dumps({"a": "1", "d": "2"}))
     own = Site(tmp_path, pins=tmp_path / "own.json")
     assert own.worker._known_sites() == {"a", "d"}
-    assert own.worker._pins({"a": "other"}) == {"a": "1", "d": "2"}
+    assert own.worker._known_pins() == {"a": "1", "d": "2"}
     missing = Site(tmp_path, pins=tmp_path / "gone.json")
-    assert missing.worker._pins({"a": "other"}) == {}  # so that no key is believed
-    assert not (tmp_path / "gone.json").exists()
-
-
-def test_keys_seen_first_are_kept_and_later_ones_are_not(tmp_path):
-    site = Site(tmp_path)
-    assert site.worker._pins({"b": "1", "a": "2"}) == {"a": "2", "b": "1"}
-    assert "pinned the keys of a, b as announced in the first run" in site.log
-    assert site.worker._pins({"b": "other", "a": "2"}) == {"a": "2", "b": "1"}
-    assert list(json.loads((site.state / "pins.json").read_text())) == ["a", "b"]
+    assert missing.worker._known_pins() == {}  # so that no key is believed
+    assert Site(tmp_path / "new").worker._known_pins() is None
 
 
 @pytest.mark.parametrize(
@@ -571,15 +565,27 @@ def test_a_run_begins_with_its_own_sites_and_rows(site, change, words):
     assert not (site.state / "pins.json").exists()
 
 
-def test_keys_are_shared_for_a_secure_sum(tmp_path, monkeypatch):
+def test_keys_seen_first_are_kept_once_all_have_signed(tmp_path, monkeypatch):
     monkeypatch.setattr(site_worker, "SiteRun", Run)
     Run.made.clear()
     site, names = Site(tmp_path, sites=()), ["a", "b", "c"]
     site.replied("open", {**OPEN, "secure": True, "names": names})
-    values = {**BEGIN, "names": names, "sizes": [ROWS, 4, 5], "hellos": {"b": 1}, "identities": PINNED}
-    site.replied("begin", values)
-    assert Run.made[0].calls[-1][2:4] == ({"b": 1}, PINNED)
-    assert json.loads((site.state / "pins.json").read_text()) == PINNED
+    values = {**BEGIN, "names": names, "sizes": [ROWS, 4, 5], "hellos": {"b": 1}}
+    told = {"identities": {"c": "key c", "b": "key b", "d": "unasked"}}
+    first, pins = {"a": "", "b": "key b", "c": "key c"}, site.state / "pins.json"
+    with monkeypatch.context() as failing:
+        failing.setattr(Run, "begin", lambda *_: 1 / 0)
+        site.refused("begin", {**values, **told})
+    assert not pins.exists()  # a beginning that is refused pins nobody
+    site.replied("begin", {**values, **told})
+    assert Run.made[0].calls[-1][2:4] == ({"b": 1}, first)
+    assert json.loads(pins.read_text()) == first
+    assert list(json.loads(pins.read_text())) == names
+    assert "pinned the keys of a, b, c as announced in the first run" in site.log
+    # later ones are not believed
+    site.replied("begin", {**values, "identities": {"b": "other"}})
+    assert Run.made[0].calls[-1][3] == first
+    assert json.loads(pins.read_text()) == first
 
 
 # -- models of other packages -------------------------------------------------------------------------------

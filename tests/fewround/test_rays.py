@@ -120,19 +120,19 @@ def test_widths_are_those_of_a_gaussian_with_the_same_peak():
     """The second moment of a Gaussian of width s peaks at s·√(k + 1) along its ray."""
     for width in (20.0, 60.0):
         values = -((RADII / width) ** 2) / 2
-        found = far(values[None], np.zeros((1, R)), 2, 100, 2.0)
+        found = far(values[None], np.zeros((1, R)), 2, count=100, quantile=2.0)
         for j, k in enumerate((1, 2)):
             assert found.width[0, j] == pytest.approx(width * np.sqrt((k + 2) / (k + 1)), rel=0.15)
-    narrow = far(-(RADII[None] ** 2), np.zeros((1, R)), 2, 100, 2.0)
+    narrow = far(-(RADII[None] ** 2), np.zeros((1, R)), 2, count=100, quantile=2.0)
     assert (narrow.width >= 1.5).all()
 
 
 def test_nothing_anywhere_and_weights_beyond_all_numbers():
-    empty = far(np.full((1, R), -np.inf), np.zeros((1, R)), 2, 100, 2.0)
+    empty = far(np.full((1, R), -np.inf), np.zeros((1, R)), 2, count=100, quantile=2.0)
     assert (empty.share == 0).all()
     assert (empty.error == 0).all()
     values = np.where(RADII < 900, -np.log(RADII) * 6, -1e6)[None]
-    found = far(values, np.full((1, R), 5000.0), 1, 100, 2.0)
+    found = far(values, np.full((1, R), 5000.0), 1, count=100, quantile=2.0)
     np.testing.assert_allclose(found.error, np.exp(300.0) / 10)
 
 

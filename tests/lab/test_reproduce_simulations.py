@@ -172,7 +172,7 @@ def test_runs_with_drawn_clients_follow_the_law_of_their_noise_and_not_of_the_ot
     assert z[noise] < sim.limit_of(5) < z[other]
 
 
-@pytest.mark.parametrize("name", mostly_slow(GAUSSIAN, ["fig1a", "fig1b", "fig1d"]))
+@pytest.mark.parametrize("name", mostly_slow(GAUSSIAN, ["fig1a", "fig1b", "fig1d", "fig1e"]))
 def test_panel_in_miniature(name, tmp_path):
     panel, settings = PANELS[name], tiny(name)
     outcome = panel.measure(run_of(name, tmp_path, settings))

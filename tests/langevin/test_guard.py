@@ -121,6 +121,7 @@ def test_a_statement_is_of_the_rounds_begun_and_lost():
 
 
 def test_what_is_asked_for_reaches_the_accountant():
+    assert Guard(Protection(DELTA, method="rdp"), problem(), 2).lost_rounds == 0
     assert guarded(rounds=2).ledger.method == "rdp"
     assert guarded(rounds=2, view="summed").ledger.noise.view == "summed"
     assert guarded(rounds=2).ledger.delta == DELTA

@@ -151,8 +151,10 @@ def by_obabo(m, root=1.0, first=12):
     return theta
 
 
-@pytest.mark.parametrize("case", ["one step", "three steps", "half shared", "no noise", "a schedule"])
-@pytest.mark.parametrize("momentum", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("case", "momentum"),
+    [("three steps", 0.8), ("half shared", 0.8), ("a schedule", 0.8), ("half shared", 0.0)],
+)
 def test_steps_with_momentum_and_a_preconditioner(case, momentum):
     squares = np.array([[1.0, 4.0, 0.0], [3.0, 5.0, 27.0]])
     m = fald(**SETTINGS[case], momentum=momentum, preconditioner="rms")
@@ -198,7 +200,9 @@ def test_squares_that_are_offered_are_those_of_the_rows():
     data = package.FederatedData.from_arrays({"a": rows[:2], "b": rows[2:]})
     offered = fald(local_steps=1, step_size=0.05, preconditioner="rms").offer(model, data)
     # ∇ of a row at the model's start 0 is −x
-    np.testing.assert_allclose(offered["squares"], [(rows[:2] ** 2).sum(0), (rows[2:] ** 2).sum(0)], rtol=1e-6)
+    np.testing.assert_allclose(
+        offered["squares"], [(rows[:2] ** 2).sum(0), (rows[2:] ** 2).sum(0)], rtol=1e-6
+    )
 
 
 def test_a_private_client_keeps_its_energy():

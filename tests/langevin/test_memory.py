@@ -61,3 +61,33 @@ def test_a_copy_of_the_rows_would_be_noticed():
     copying = "inprocess._IN_PLACE_BYTES = float('inf'); run(fald.with_replacement(50))"
     usual, copied = (float(line) for line in run_python(SCRIPT + copying, "10000", "600000").split())
     assert copied - usual > 0.9
+
+
+MAPPED = """
+import sys
+import numpy as np, fald
+
+def anonymous():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+rows, width = 700_000, 100
+np.lib.format.open_memmap(sys.argv[1], "w+", np.uint8, (rows, width)).flush()  # takes no room on the disk
+x = np.load(sys.argv[1], mmap_mode="r")
+if sys.argv[2] == "copied":
+    x = np.array(x)
+labels, offsets = (np.arange(rows) % 2).astype(np.uint8), np.arange(11) * (rows // 10)
+data = fald.FederatedData((x, labels), offsets, tuple("0123456789"))
+seen = []
+fald.sample(
+    0, fald.models.softmax_regression(width, 2), data, num_rounds=6, local_steps=2, step_size=1e-9,
+    batch_size=20, num_chains=1, progress=False, callback=lambda *about: seen.append(anonymous()),
+)
+print(max(seen) / x.nbytes)
+"""
+
+
+@pytest.mark.slow
+def test_mapped_files_are_read_where_they_lie(tmp_path):
+    mapped, copied = (float(run_python(MAPPED, str(tmp_path / "x.npy"), how)) for how in ("mapped", "copied"))
+    assert copied - mapped > 0.9  # of the rows: the twin has them in memory, once

@@ -109,6 +109,95 @@ def test_settings_are_accounted_as_the_sampler_has_them():
     assert used["correlation"] == float(np.float32(0.3))
 
 
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("step_size", 2.0**-60, 2.0**20),
+        ("temperature", 2.0**-20, 2.0**20),
+        ("correlation", 0.0, 0.999),
+        ("clip_norm", 2.0**-30, 2.0**30),
+    ],
+)
+def test_settings_have_bounds_and_the_borders_are_inside(name, least, most):
+    usual = {"local_steps": 1, "step_size": 1e-3, "clip_norm": 1.0}
+    for value in (least, most):
+        method = fald.samplers.fald(**{**usual, name: value})
+        if name == "correlation" and value:  # in float32 a little more than 0.999
+            value = 0.9989
+            method = fald.samplers.fald(**{**usual, name: value})
+        assert as_used(method)[name] == pytest.approx(value)
+    beyond = [1.001 * most] if name == "correlation" else [0.99 * least, 1.01 * most]
+    for value in beyond:
+        with pytest.raises(PrivacyError, match=f"{name.replace('_', '-')} of a private run"):
+            as_used(
+                fald.samplers.fald(**{**usual, name: min(value, 1.0) if name == "correlation" else value})
+            )
+    assert as_used(fald.samplers.fald(local_steps=1, step_size=1e-3))["clip_norm"] is None
+
+
+def test_a_schedule_is_accounted_at_its_step():
+    method = fald.samplers.fald(local_steps=1, step_size=fald.schedules.polynomial(0.1, 10.0, power=1.0))
+    assert as_used(method)["step_size"] == pytest.approx(0.1)
+    assert as_used(method, 10)["step_size"] == pytest.approx(0.05)
+    assert accounted_sd(method, 0.5, 0.5, 10) == pytest.approx(math.sqrt(2 * 0.05 / 0.5))
+    check_noise(method, 0.5, 0.5, 1.0, step=10)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.6])
+@pytest.mark.parametrize("noise", ["paper", "realised"])
+def test_the_accounted_sd_is_that_of_the_formula(noise, correlation):
+    method = fald.samplers.fald(
+        local_steps=3, step_size=2**-7, temperature=0.5, correlation=correlation, noise=noise, clip_norm=1.0
+    )
+    v = 1 / 0.25 if noise == "paper" else 1 / 0.5
+    expected = math.sqrt(2 * 2**-7 * 0.5 * (1 - correlation**2) * v)
+    assert accounted_sd(method, 0.25, 0.5) == pytest.approx(expected, rel=1e-6)
+    check_noise(method, 0.25, 0.5, 3.0)
+
+
+def test_noise_must_span_so_many_of_the_last_digits():
+    """256 units of the last place of the largest parameter; zero parameters are no limit."""
+    method = fald.samplers.fald(local_steps=1, step_size=2**-11, clip_norm=1.0)
+    sd = accounted_sd(method, 1.0, 1.0)
+    limit = sd / (256 * float(np.finfo(np.float32).eps))
+    check_noise(method, 1.0, 1.0, 0.99 * limit)
+    with pytest.raises(PrivacyError, match="lost in the last digits"):
+        check_noise(method, 1.0, 1.0, 1.01 * limit)
+    check_noise(method, 1.0, 1.0, 0.0)
+    for wrong in (math.inf, math.nan):
+        with pytest.raises(PrivacyError):
+            check_noise(method, 1.0, 1.0, wrong)
+
+
+def test_a_little_more_or_less_noise_than_accounted_is_seen(monkeypatch):
+    """Six standard errors of 4,096 draws, 6.6%, either way; the measurement is off by less than four."""
+    from fald.langevin import safety
+
+    method, drawn = fald.samplers.fald(local_steps=1, step_size=1e-3, clip_norm=1.0), safety.injected
+    own = np.asarray(safety._noise(method, 0.4, 0.4, 0), float)
+    assert own.size == 4096
+    off = np.sqrt(np.mean(own**2)) / accounted_sd(method, 0.4, 0.4)
+    assert abs(off - 1) < 4 / math.sqrt(2 * 4096)
+    allowed = 6 / math.sqrt(2 * 4096)
+    for factor, passes in ((1 + 0.98 * allowed, True), (1 - 0.98 * allowed, True),
+                           (1 + 1.02 * allowed, False), (1 - 1.02 * allowed, False)):  # fmt: skip
+        monkeypatch.setattr(safety, "injected", lambda *a, f=factor / off, **k: f * drawn(*a, **k))
+        if passes:
+            check_noise(method, 0.4, 0.4, 0.0)
+        else:
+            with pytest.raises(PrivacyError, match="is accounted for"):
+                check_noise(method, 0.4, 0.4, 0.0)
+
+
+def test_other_steps_have_other_noise_of_their_own_part_alone():
+    from fald.langevin import safety
+
+    method = fald.samplers.fald(local_steps=1, step_size=1e-3, correlation=0.6, clip_norm=1.0)
+    first, again, later = (np.asarray(safety._noise(method, 0.4, 0.4, step)) for step in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert abs(np.corrcoef(first, later)[0, 1]) < 5 / math.sqrt(4096)
+
+
 @pytest.mark.parametrize("size", [1e-42, 1e-30, 1e-3, 1.0, 1e20, 1.5e38, 3e38])
 @pytest.mark.parametrize("clip", [1e-34, 1e-6, 1.0, 1e6])
 def test_no_row_passes_its_bound(size, clip):

@@ -412,3 +412,15 @@ def test_a_schedule_that_is_constant_has_the_law_of_the_constant_step():
     other = schedules.piecewise([(0, 0.05), (30, 0.01)])  # the twin
     found = planner.trajectory(problem, replace(constant, step_size=other), rounds)
     assert abs(found.w2[-1] / expected.w2[-1] - 1) > 0.3
+    at, of = (planner.predict(problem, replace(constant, step_size=s), 40) for s in (same, 0.05))
+    for name in ("w2", "w2_relative", "bias", "sd_error", "shifts", "sd_errors", "autocorrelation_time"):
+        np.testing.assert_allclose(getattr(at, name), getattr(of, name), rtol=1e-5, atol=1e-7, err_msg=name)
+    twin = planner.predict(problem, replace(constant, step_size=other), 40)
+    assert abs(twin.w2 / of.w2 - 1) > 0.3
+    near = planner.predict(problem, replace(constant, step_size=same), 3)
+    assert 3 < at.forgotten <= 40
+    assert near.forgotten == 4  # not by then
+    with pytest.raises(ConfigError, match="has no limit"):
+        planner.predict(problem, replace(constant, step_size=same))
+    with pytest.raises(ConfigError, match="chooses the step size"):
+        planner.fewest_rounds(problem, step_size=same)

@@ -235,7 +235,7 @@ def test_runs_that_cannot_be_predicted_say_why(skewed, run):
         assert message in found["no_guarantee"]
     decay = {"schedule": "PaperDecay", "smoothness": 400.0, "strong_convexity": 1.0}
     found = planner.foresee(skewed.model, skewed.data, {**usual, "step_size": decay}, skewed.problem)
-    assert "the step size decays" in found["remark"]
+    assert "the step size changes" in found["remark"]
     wide = fald.models.mlp_classifier(2, 2, hidden=(200,))
     assert "parameters" in planner.foresee(wide, skewed.data, usual)["no_prediction"]
 

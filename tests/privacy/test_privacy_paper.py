@@ -215,7 +215,9 @@ def test_the_closed_forms_by_hand(scheme):
         drawn, K, E, T, heat = 0.5 if scheme == "II" else 1.0, 3, 80, 240, 0.7 * 0.64 * 0.25
         c2, first, second = 2 * math.log(1.25e9), math.log(1e8), math.log(1e6)
         assert f.bound.sound is (not as_published or scheme == "full")
-        assert f.simple_epsilon == pytest.approx(E * math.log(1 + q * (math.exp(K * f.bound.epsilon_step) - 1)))
+        assert f.simple_epsilon == pytest.approx(
+            E * math.log(1 + q * (math.exp(K * f.bound.epsilon_step) - 1))
+        )
         assert f.simple_delta == pytest.approx(drawn * 0.2 * T * 1e-9)
         small = min(
             math.log(1 + math.sqrt(2 * first / K)) ** 2,
@@ -223,9 +225,7 @@ def test_the_closed_forms_by_hand(scheme):
         )
         limit = heat / (2 * 1.5**2 * c2) * small
         assert f.step_size_limit == pytest.approx(min(limit, f.bound.step_size_limit))
-        assert f.step_size_order == pytest.approx(
-            heat * second / (16 * q**2 * 1.5**2 * T * (c2 / 2) * first)
-        )
+        assert f.step_size_order == pytest.approx(heat * second / (16 * q**2 * 1.5**2 * T * (c2 / 2) * first))
         inner = 4 * math.sqrt(c2) * 1.5 * math.sqrt(1e-12 * K * first / heat)
         assert f.closed_epsilon == pytest.approx(
             2 * math.sqrt(2 * E * second) * math.log(1 + q * (math.exp(inner) - 1))

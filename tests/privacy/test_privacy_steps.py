@@ -327,9 +327,16 @@ def test_reports_keep_the_view_and_the_options_they_were_asked_with():
     assert (report.view, report.num_colluders, report.delta, report.method) == ("summed", 2, 1e-4, "rdp")
     assert (report.noise.view, report.noise.num_colluders) == ("summed", 2)
     assert (report.participation, report.sampling) == ("hidden", "without-replacement")
-    assert report.worst == ledger.worst(3) > Ledger(together, delta=1e-4, method="rdp", view="summed").worst(3)
+    assert (
+        report.worst == ledger.worst(3) > Ledger(together, delta=1e-4, method="rdp", view="summed").worst(3)
+    )
     told = report.to_dict()
-    assert (told["view"], told["num_colluders"], told["delta"], told["upper_bound"]) == ("summed", 2, 1e-4, True)
+    assert (told["view"], told["num_colluders"], told["delta"], told["upper_bound"]) == (
+        "summed",
+        2,
+        1e-4,
+        True,
+    )
     assert (told["settings"]["local_steps"], told["settings"]["num_chains"]) == (2, 1)
     assert told["settings"]["scheme"] == "full"
     assert told["clients"][3]["weight"] == 0.25

@@ -285,6 +285,32 @@ def test_files_equal_one_table(tmp_path):
     assert by_number.names == ("0", "1", "2")
 
 
+def test_mapped_rows_are_those_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("fald.problem.encoding._PART", 2)
+    files = write_sites(tmp_path)
+    tables = {name: read_table(path) for name, path in files.items()}
+    for name, rows in tables.items():
+        files[name] = tmp_path / f"{name}.parquet"
+        rows.to_parquet(files[name])
+    data, whole = from_files(files, mapped=tmp_path / "mapped"), from_files(files)
+    assert all(isinstance(part, np.memmap) for part in data.rows)
+    for one, other in zip(data.rows, whole.rows):
+        np.testing.assert_array_equal(one, other)
+    assert (data.names, data.features, data.sizes.tolist()) == (
+        whole.names,
+        whole.features,
+        whole.sizes.tolist(),
+    )
+    last = max(tables, key=lambda name: len(tables[name]))
+    assert len(tables[last]) > 2
+    tables[last].loc[len(tables[last]) - 1, "age"] = np.nan
+    tables[last].to_parquet(files[last])
+    refused(
+        DataError, "missing value", "counted from data row", call=lambda: from_files(files, mapped=tmp_path)
+    )
+    refused(DataError, "Parquet", call=lambda: from_files(write_sites(tmp_path), mapped=tmp_path / "m"))
+
+
 def test_names_of_files_must_differ(tmp_path):
     a, b, _ = write_sites(tmp_path).values()
     refused(DataError, "differ as text", call=lambda: from_files({1: a, "1": b}))

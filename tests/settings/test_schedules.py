@@ -29,6 +29,11 @@ def sampled(step_size, **others):
     return fald.sample(1, MODEL, DATA, step_size=step_size, **{**settings, **others})
 
 
+def in_phases(phases):
+    settings = {"local_steps": 3, "num_chains": 2, "progress": False, "step_check": False}
+    return fald.sample(1, MODEL, DATA, phases=phases, **settings)
+
+
 def compilations(calls):
     """How many programs of rounds the calls made the compiler build."""
     found = []
@@ -214,7 +219,7 @@ def test_functions_that_see_what_may_change_are_equal_to_themselves_alone(monkey
         return OwnFunction(lambda step: (lambda: scale * step)())
 
     same = nested(0.1)
-    assert same == same  # noqa: PLR0124
+    assert same == OwnFunction(same.function)
     assert nested(0.1) != nested(0.1)  # what the function within sees is not known
 
     def of_module():
@@ -248,8 +253,17 @@ def test_what_is_compiled_again():
         lambda: sampled(made(0.1)),
         lambda: sampled(0.01, num_rounds=9, num_warmup=2, thinning=3),
     ]
+    drawn = {"participation": fald.without_replacement(2, allow_unequal=True)}
+    cycle = [schedules.Phase(2, 0.01, temperature=0.0), schedules.Phase(2, 0.01, draws=1)]
+    sampled(0.01, **drawn)
+    in_phases(cycle)
+    longer = [schedules.Phase(3, 0.03, temperature=0.5), schedules.Phase(5, 0.01, 0.002, draws=1)]
+    again += [lambda: sampled(0.02, correlation=0.0, local_steps=4, **drawn), lambda: in_phases(longer)]
     assert compilations(again) == 0
     # twins: what shapes the computation is compiled, such as a composition that no other test here has
     other = schedules.warm_up(2, schedules.polynomial(0.01, 5.0))
     assert compilations([lambda: sampled(other)]) > 0
     assert compilations([lambda: sampled(0.01, batch_size=2)]) > 0
+    assert compilations([lambda: sampled(0.01, participation=fald.with_replacement(2))]) > 0
+    assert compilations([lambda: sampled(0.01, participation=fald.with_replacement(3))]) > 0
+    assert compilations([lambda: in_phases(3 * cycle)]) > 0

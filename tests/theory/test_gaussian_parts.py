@@ -60,6 +60,7 @@ def after(mean, covariance, scheme, **settings):
     numbers = D + K * D + N * K * D
     first, second = np.zeros(D), np.zeros((D, D))
     for w, chance in outcomes(scheme):
+
         def run(z, w=w):
             parts = np.split(z, [D, D + K * D])
             return one_round(parts[0], parts[1].reshape(K, D), parts[2].reshape(N, K, D), w, **settings)
@@ -147,7 +148,9 @@ def test_one_coordinate_that_diverges_is_enough():
 
 
 def test_the_first_round_that_is_near_enough():
-    path = gaussian.law([[[2.0]]], [[0.0]], [1.0], step_size=0.1, local_steps=2, num_rounds=40, initial_position=[9.0])
+    path = gaussian.law(
+        [[[2.0]]], [[0.0]], [1.0], step_size=0.1, local_steps=2, num_rounds=40, initial_position=[9.0]
+    )
     goal = gaussian.stationary([[[2.0]]], [[0.0]], [1.0], step_size=0.1, local_steps=2)
     away = [abs(path.mean[r, 0]) for r in range(41)]
     spread = [abs(math.sqrt(path.covariance[r, 0, 0]) - math.sqrt(goal.covariance[0, 0])) for r in range(41)]
@@ -176,7 +179,7 @@ def test_drawn_devices_by_their_moments():
     equal = np.full(3, 1 / 3)
     strict = Setting(1, 1.0, participation=without_replacement(2))
     np.testing.assert_allclose(gaussian.drawn(equal, strict)[0], equal)
-    with pytest.raises(ConfigError, match="0.2 to 0.5"):
+    with pytest.raises(ConfigError, match=r"0\.2 to 0\.5"):
         gaussian.drawn(P, strict)
     alone = Setting(1, 1.0, participation=without_replacement(1))
     assert gaussian.drawn(np.ones(1), alone)[1] == 0.0

@@ -28,11 +28,15 @@ _HESSIAN = 2.5  # operations of a Hessian times a vector, in those of a gradient
 
 
 class Batch(NamedTuple):
-    """Rows to evaluate: ``mask`` marks the real ones (None: all are), ``count`` is how many those are."""
+    """Rows to evaluate: ``mask`` marks the real ones (None: all are), ``count`` is how many those are.
+
+    ``key`` is for a log likelihood that draws at random.
+    """
 
     rows: PyTree
     mask: jax.Array | None
     count: jax.Array
+    key: jax.Array | None = None
 
 
 def choose_without_replacement(
@@ -169,7 +173,7 @@ def _scale(total_rows, batch: Batch, dtype) -> jax.Array:
 
 
 def _energy(model: Model, position: PyTree, batch: Batch, scale: jax.Array) -> jax.Array:
-    terms = model.loglikelihoods(position, batch.rows)
+    terms = model.loglikelihoods(position, batch.rows, batch.key)
     if batch.mask is not None:
         terms = jnp.where(batch.mask, terms, 0)
     return -jnp.asarray(model.logprior_fn(position)) - scale * jnp.sum(terms)
@@ -218,7 +222,8 @@ def gradient_fn(model: Model, total_rows, clip_norm=None) -> Callable[[jax.Array
 
     def clipped(theta: jax.Array, batch: Batch) -> jax.Array:
         assert clip_norm is not None
-        of_row = jax.vmap(jax.grad(model.flat_loglikelihood), in_axes=(None, 0))(theta, batch.rows)
+        keys = model.row_keys(batch.rows, batch.key)
+        of_row = jax.vmap(jax.grad(model.flat_loglikelihood), in_axes=(None, 0, 0))(theta, batch.rows, keys)
         of_row, factor = clip_rows(of_row, clip_norm)
         if batch.mask is not None:
             factor = jnp.where(batch.mask, factor, 0)

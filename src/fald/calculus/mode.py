@@ -9,7 +9,7 @@ so a value, a gradient and a Hessian per client, summed, are all that the server
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -133,9 +133,9 @@ class Descent(NamedTuple):
     report: Report  # the energy with its derivatives there
     first: Report  # the same at the start
     step: Array  # the last one
-    decrement: float  # its length in posterior standard deviations
-    exchanges: int  # times that the energy was asked for
-    failed: str  # why they ended before a mode was reached; empty if it was
+    decrement: Any  # its length in posterior standard deviations
+    exchanges: Any  # times that the energy was asked for
+    failed: Any  # why they ended before a mode was reached; empty if it was
 
 
 def descend(
@@ -178,46 +178,111 @@ def descend(
     >>> found.position.round(6), found.exchanges
     (array([1.]), 9)
     """
-    steps = descent(start, tolerance=tolerance, max_exchanges=max_exchanges)
-    asked = next(steps)
-    while True:
-        try:
-            asked = steps.send(values_fn(asked) if asked.ndim == 2 else report_fn(asked))
-        except StopIteration as end:
-            return end.value
+
+    def reports(_: Array, places: Array) -> Report:
+        here = report_fn(places[0])
+        return Report(np.array([here.value]), here.gradient[None], here.hessian[None])
+
+    found = descend_all(
+        reports,
+        lambda _, places: values_fn(places[0])[None],
+        np.asarray(start, np.float64)[None],
+        tolerance=tolerance,
+        max_exchanges=max_exchanges,
+    )
+    return Descent(
+        found.start[0],
+        found.position[0],
+        _of(found.report, 0),
+        _of(found.first, 0),
+        found.step[0],
+        float(found.decrement[0]),
+        int(found.exchanges[0]),
+        found.failed[0],
+    )
 
 
-def descent(start: ArrayLike, *, tolerance: float, max_exchanges: int) -> Generator[Array, Any, Descent]:
-    """The steps of ``descend``: yields a position (d,) and gets a report, or positions (M, d) for values."""
-    position, exchanges, failed = np.asarray(start, np.float64), 1, ""
-    begin, here = position, (yield position)
-    first, step, decrement = here, np.zeros_like(position), np.inf
-    while here.finite:
-        step, decrement = newton_step(here)
-        if decrement <= tolerance:
+def _of(reports: Report, i: int) -> Report:
+    return Report(float(reports.value[i]), reports.gradient[i], reports.hessian[i])
+
+
+def descend_all(
+    reports_fn: Callable[[Array, Array], Report],
+    values_fn: Callable[[Array, Array], Array],
+    starts: Array,
+    *,
+    tolerance: float,
+    max_exchanges: int,
+) -> Descent:
+    """``descend`` from several starts at once, each down its own energy; all that it returns is stacked.
+
+    Parameters
+    ----------
+    reports_fn
+        ``(which, positions (A, d)) -> Report``, stacked: of the energies ``which`` (A,), one position each.
+    values_fn
+        ``(which, positions (A, M, d)) -> (A, M)`` values.
+    starts, tolerance, max_exchanges
+        (S, d) where to begin; the others as in ``descend``.
+    """
+    position = np.array(starts, np.float64)
+    everyone = np.arange(len(position))
+    first = reports_fn(everyone, position)
+    here = Report(*(np.array(part, np.float64) for part in first))
+    step, decrement = np.zeros_like(position), np.full(len(position), np.inf)
+    exchanges, failed = np.ones(len(position), int), [""] * len(position)
+    on = everyone[finite(here)]
+    while len(on):
+        step[on], decrement[on] = newton_step(Report(*(part[on] for part in here)))
+        on = on[decrement[on] > tolerance]
+        for i in on[exchanges[on] >= max_exchanges]:
+            failed[i] = f"no mode found in {exchanges[i]} exchanges"
+        on = on[exchanges[on] < max_exchanges]
+        if not len(on):
             break
-        if exchanges >= max_exchanges:
-            failed = f"no mode found in {exchanges} exchanges"
-            break
-        trial = yield position + step
-        exchanges += 1
-        if not _goes_down(here, trial, step, decrement):
-            if decrement <= _CLOSE:
-                break  # rounding: no shorter step would go down either
-            values = yield position + _LADDER[:, None] * step
+        now = Report(*(part[on] for part in here))
+        trial = Report(*(np.array(part) for part in reports_fn(on, position[on] + step[on])))
+        exchanges[on] += 1
+        down = _goes_down(now, trial, step[on], decrement[on])
+        # close to the mode rounding ends it: no shorter step would go down either
+        short = np.flatnonzero(~down & (decrement[on] > _CLOSE))
+        if len(short):
+            which = on[short]
+            places = position[which][:, None] + _LADDER[:, None] * step[which][:, None]
+            values = values_fn(which, places)
             values = np.where(np.isfinite(values), values, np.inf)
-            best = int(np.argmin(values))
-            exchanges += 1
-            if not values[best] < here.value:
-                failed = "no step goes down"
-                break
-            step = _LADDER[best] * step
-            trial = yield position + step
-            exchanges += 1
-        position, here = position + step, trial
-    if not here.finite:
-        failed = "the derivatives are not finite on the way"
-    return Descent(begin, position, here, first, step, decrement, exchanges, failed)
+            best = np.argmin(values, axis=1)
+            exchanges[which] += 1
+            lower = values[np.arange(len(which)), best] < here.value[which]
+            for i in which[~lower]:
+                failed[i] = "no step goes down"
+            short, which = short[lower], which[lower]
+            step[which] *= _LADDER[best[lower]][:, None]
+            if len(which):
+                for part, new in zip(trial, reports_fn(which, position[which] + step[which])):
+                    part[short] = new
+                exchanges[which] += 1
+                down[short] = True
+        on, trial = on[down], Report(*(part[down] for part in trial))
+        position[on] += step[on]
+        for part, new in zip(here, trial):
+            part[on] = new
+        ends = ~finite(trial)
+        for i in on[ends]:
+            failed[i] = _NOT_FINITE
+        on = on[~ends]
+    for i in everyone[~finite(here)]:
+        failed[i] = _NOT_FINITE
+    return Descent(np.asarray(starts), position, here, first, step, decrement, exchanges, failed)
+
+
+_NOT_FINITE = "the derivatives are not finite on the way"
+
+
+def finite(reports: Report) -> Array:
+    """(S,) whether all of each report is finite."""
+    each = [np.isfinite(part).all(axis=tuple(range(1, part.ndim))) for part in reports]
+    return np.logical_and.reduce(each)
 
 
 def check_mode(found: Descent, parameters: Sequence[str] = ()) -> None:
@@ -251,27 +316,32 @@ def check_mode(found: Descent, parameters: Sequence[str] = ()) -> None:
 
 
 def unit_scaled(hessian: Array) -> tuple[Array, Array, Array]:
-    """Scale of each parameter, and eigenvalues and vectors of the Hessian scaled to a unit diagonal."""
-    scale = np.sqrt(np.abs(np.diag(hessian)))
-    scale = np.where(scale > 0, scale, max(float(scale.max()), 1.0))
-    values, vectors = np.linalg.eigh(hessian / np.outer(scale, scale))
+    """Scale of each parameter, and eigenvalues and vectors of Hessians scaled to a unit diagonal."""
+    scale = np.sqrt(np.abs(np.diagonal(hessian, axis1=-2, axis2=-1)))
+    scale = np.where(scale > 0, scale, np.maximum(scale.max(-1, keepdims=True), 1.0))
+    values, vectors = np.linalg.eigh(hessian / (scale[..., :, None] * scale[..., None, :]))
     return scale, values, vectors
 
 
-def newton_step(here: Report) -> tuple[Array, float]:
-    """Newton step down an energy, eigenvalues taken by size, and its length in posterior sds."""
+def newton_step(here: Report) -> tuple[Array, Any]:
+    """Newton steps down energies, eigenvalues taken by size, and their lengths in posterior sds."""
     scale, values, vectors = unit_scaled(here.hessian)
-    along = vectors.T @ (here.gradient / scale)
-    sizes = np.maximum(np.abs(values), 1e-10 * np.abs(values).max() or 1.0)
-    return -(vectors @ (along / sizes)) / scale, float(np.sqrt(np.sum(along**2 / sizes)))
+    along = np.einsum("...ij,...i->...j", vectors, here.gradient / scale)
+    most = np.abs(values).max(-1, keepdims=True)
+    sizes = np.maximum(np.abs(values), np.where(most > 0, 1e-10 * most, 1.0))
+    step = -np.einsum("...ij,...j->...i", vectors, along / sizes) / scale
+    return step, np.sqrt(np.sum(along**2 / sizes, axis=-1))
 
 
-def _goes_down(here: Report, trial: Report, step: Array, decrement: float) -> bool:
-    if not trial.finite:
-        return False
+def _goes_down(here: Report, trial: Report, step: Array, decrement: Array) -> Array:
+    """(S,) whether steps led down."""
+    usable = finite(trial)
+    down = usable & (trial.value <= here.value + 1e-4 * np.sum(here.gradient * step, axis=1))
     # close to the mode the change of the energy drowns in its rounding; the gradient still tells
-    closer = decrement <= _CLOSE and newton_step(trial)[1] < decrement / 2
-    return closer or trial.value <= here.value + 1e-4 * float(here.gradient @ step)
+    unsure = np.flatnonzero(usable & ~down & (decrement <= _CLOSE))
+    if len(unsure):
+        down[unsure] = newton_step(Report(*(part[unsure] for part in trial)))[1] < decrement[unsure] / 2
+    return down
 
 
 def _along(direction: Array, parameters: Sequence[str]) -> str:

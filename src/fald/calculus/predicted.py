@@ -36,6 +36,7 @@ _FOR_MIDDLE = 64  # positions of which the middle is taken
 _AT_ONCE = 8  # terms that are added up in float32
 _FACTORS = 64.0  # binary digits that a product of factors may grow to
 _SHORTENED = 1 << 14  # rows that are shortened at once
+_SMALL = 256  # rows of a table, on average, below which tables are looked at together
 _PAIRS = 32  # predictors' coefficients up to which all products of two are made first
 
 
@@ -76,20 +77,16 @@ class Totals:
 
     Attributes
     ----------
-    counts
-        (groups, 1) rows that each group stands for.
+    sizes, slices, counts
+        Rows of each group, where they are, and (groups, 1) rows that they stand for.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Array | None = None):
-        ends = np.cumsum(sizes)
-        self._rows, self._starts, self._weights = int(ends[-1]), ends - sizes, weights
-        each = np.asarray(sizes, np.float64)[:, None]
-        self.counts = each if weights is None else np.add.reduceat(weights, self._starts, axis=0)
-
-    @property
-    def slices(self) -> list[slice]:
-        """Rows of each group."""
-        return [slice(a, b) for a, b in zip(self._starts, [*self._starts[1:], self._rows])]
+        ends = np.cumsum(sizes).tolist()
+        self.sizes, self._weights = sizes, weights
+        self.slices = [slice(end - size, end) for end, size in zip(ends, sizes)]
+        each = np.ones((ends[-1], 1)) if weights is None else weights
+        self.counts = np.array([each[rows].sum(axis=0) for rows in self.slices])
 
     def weighed(self, terms: Array) -> Array:
         """Terms (rows, positions), times how many rows each stands for."""
@@ -98,26 +95,25 @@ class Totals:
     def __call__(self, terms: Array) -> Array:
         """Sums of terms (rows, positions)."""
         terms = self.weighed(terms)
-        if len(self._starts) > 1:
-            return np.add.reduceat(terms, self._starts, axis=0, dtype=np.float64)
-        if terms.dtype == np.float32:
+        if terms.dtype == np.float32 and len(self.slices) == 1:
             terms = _in_steps(np.add, terms, _AT_ONCE)
-        return np.sum(terms, axis=0, dtype=np.float64, keepdims=True)
+            return np.array([np.sum(terms, axis=0, dtype=np.float64)])
+        return np.array([np.sum(terms[rows], axis=0, dtype=np.float64) for rows in self.slices])
 
     def of_logs(self, factors: Array, most: float = 2.0) -> Array:
         """Sums of the logarithms of factors (rows, positions) between 1 and ``most``, by their products."""
         step = max(1, int(_FACTORS / np.log2(most)))
-        if len(self._starts) == 1:
-            return self(np.log(_in_steps(np.multiply, factors, step), dtype=np.float64))
-        parts = [np.arange(rows.start, rows.stop, step) for rows in self.slices]
-        logs = np.log(np.multiply.reduceat(factors, np.concatenate(parts), axis=0))
-        firsts = np.cumsum([0, *map(len, parts[:-1])])
-        return np.add.reduceat(logs, firsts, axis=0, dtype=np.float64)
+        parts = [_in_steps(np.multiply, factors[rows], step) for rows in self.slices]
+        logs = np.log(np.concatenate(parts), dtype=np.float64)
+        ends = np.cumsum([len(part) for part in parts])
+        return np.array([np.sum(own, axis=0) for own in np.split(logs, ends[:-1])])
 
 
 def _in_steps(operation: np.ufunc, terms: Array, step: int) -> Array:
     """Sums or products of every ``step`` rows of terms (rows, positions); many times faster than reduceat."""
     whole = len(terms) // step * step
+    if not whole:
+        return operation.reduce(terms, axis=0, keepdims=True)
     out = operation.reduce(terms[:whole].reshape(-1, step, terms.shape[1]), axis=1)
     if whole == len(terms):
         return out
@@ -295,7 +291,7 @@ def _means(x: Array) -> Array:
     """(features,) means, without a copy of the rows."""
     size = 1 << 16
     parts = (np.sum(x[first : first + size], axis=0, dtype=np.float64) for first in range(0, len(x), size))
-    return sum(parts, np.zeros(x.shape[1])) / len(x)
+    return np.asarray(sum(parts, np.zeros(x.shape[1])) / len(x))
 
 
 def values(model: Model, tables: Sequence[PyTree], positions: Array) -> Array:
@@ -367,6 +363,39 @@ def hessians(model: Model, tables: Sequence[PyTree], positions: Array) -> tuple[
         _add_slopes(layout, look, (slopes, tile.z, tile.totals), (grads, tile.tables, all_of_them))
         _add_bends(layout, bends, tile, second)
         out[tile.tables] += form.value_fn(eta, tile.y, others, tile.totals)
+    return out, grads, second
+
+
+def small(model: Model, tables: Sequence[PyTree]) -> bool:
+    """Whether ``hessians_each`` is for these tables: many small ones, of few predictors alone."""
+    layout = _layout(model)
+    rows = sum(len(table[0]) for table in tables)
+    return not layout.others and layout.predictors.shape[1] <= _PAIRS and rows < _SMALL * len(tables)
+
+
+@_quiet
+def hessians_each(model: Model, tables: Sequence[PyTree], positions: Array) -> tuple[Array, Array, Array]:
+    """Log likelihoods (S,), gradients (S, d) and Hessians (S, d, d), each table at its position (S, d)."""
+    form, layout = _form(model), _layout(model)
+    coefficients = positions[:, layout.predictors]
+    left, right = np.triu_indices(layout.predictors.shape[1])
+    out, grads = np.zeros(len(tables)), np.zeros(positions.shape)
+    second = np.zeros((*positions.shape, positions.shape[1]))
+    for tile in _tiles(tables, _MANY_ROWS):
+        own, totals, z = np.array(tile.tables), tile.totals, tile.z
+        pairs = z[:, left] * z[:, right]
+        eta = np.einsum("tk,tqk->qt", z, np.repeat(coefficients[own], totals.sizes, axis=0))[..., None]
+        eta = eta if layout.several else eta[0]
+        bends = form.bends_fn(eta, tile.y, {})
+        for i, (place, slope) in enumerate(zip(layout.predictors, form.slopes_fn(eta, tile.y, {}))):
+            grads[own[:, None], place] += totals(slope * z)
+            for j, other in enumerate(layout.predictors[i:], i):
+                block = np.empty((len(own), len(place), len(other)))
+                block[:, left, right] = block[:, right, left] = totals(bends[i][j] * pairs)
+                second[own[:, None, None], place[:, None], other] += block
+                if j > i:
+                    second[own[:, None, None], other[:, None], place] += block
+        out[own] += form.value_fn(eta, tile.y, {}, totals)[:, 0]
     return out, grads, second
 
 

@@ -33,9 +33,9 @@ _WORK = 1 << 20  # row-parameter pairs evaluated at once
 
 
 class Report(NamedTuple):
-    """Value, gradient (d,) and Hessian (d, d) of an energy at one position."""
+    """Value, gradient (d,) and Hessian (d, d) of an energy at one position, or of several, stacked."""
 
-    value: float
+    value: Any
     gradient: Array
     hessian: Array
 
@@ -179,6 +179,15 @@ def hessians(site: Site, positions: Array) -> tuple[Array, Array, Array]:
 def many_hessians(sites: Sequence[Site], positions: Array) -> tuple[Array, Array, Array]:
     """Log likelihoods (S, M) of each site's rows, gradients (S, M, d) and Hessians (S, M, d, d)."""
     return _many(sites, positions, 2, predicted.hessians)
+
+
+def hessians_each(sites: Sequence[Site], positions: Array) -> tuple[Array, Array, Array]:
+    """Log likelihoods (S,), gradients (S, d) and Hessians (S, d, d), each site at a position of its own."""
+    model = sites[0].model
+    if model.predictor is not None and predicted.small(model, [site.table for site in sites]):
+        return predicted.hessians_each(model, [site.table for site in sites], positions)
+    value, grad, second = zip(*[hessians(site, place[None]) for site, place in zip(sites, positions)])
+    return np.concatenate(value), np.concatenate(grad), np.concatenate(second)
 
 
 def many_mean_derivatives(sites: Sequence[Site], positions: Array) -> tuple[Array, Array]:

@@ -11,11 +11,12 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from fald.core.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:  # a command that only helps does not wait for it
+    import numpy as np
 
 try:
     import fcntl
@@ -23,8 +24,10 @@ except ImportError:  # a system without file locks: nobody is kept out
     fcntl = None
 
 
-def write_atomically(path: Path, content: bytes | memoryview) -> None:
+def write_atomically(path: Path, content: bytes | memoryview, mode: int = 0o666) -> None:
     """Replace a file by new content so that a reader sees the old or the new one, never a part.
+
+    The file has ``mode`` from its first byte on, less what the process takes from all its files.
 
     Raises
     ------
@@ -33,7 +36,7 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -187,6 +190,8 @@ def storage_error(path: Path, error: OSError) -> StorageError:
 
 def pack(arrays: dict[str, np.ndarray]) -> bytes:
     """Arrays by name as the bytes of an ``.npz`` file."""
+    import numpy as np
+
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
@@ -194,6 +199,8 @@ def pack(arrays: dict[str, np.ndarray]) -> bytes:
 
 def unpack(path: Path) -> dict[str, np.ndarray]:
     """Read arrays by name from an ``.npz`` file of a checkpoint."""
+    import numpy as np
+
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}

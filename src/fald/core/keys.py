@@ -37,6 +37,7 @@ class Stream(enum.IntEnum):
     CHAIN = 4
     CLIENT_CHOICE = 5
     SERVER_CHOICE = 6
+    MODEL = 7
 
 
 def as_key(rng_key: jax.Array | int) -> tuple[jax.Array, Any]:

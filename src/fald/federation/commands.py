@@ -270,8 +270,12 @@ def log_text(name: str, entries: list[dict[str, Any]]) -> str:
     """The same for a terminal."""
     heads, rows = as_rows(entries)
     rows = [[printable(cell) for cell in row] for row in rows]
-    count = f"{len(rows)} request{'s' if len(rows) != 1 else ''}"
-    return f"{name}: {count}, the record is whole\n" + (f"\n{align(heads, rows)}" if rows else "")
+    by = sorted({row[heads.index("by")] for row in rows} - {""})
+    # said once; digests are for programs
+    shown = [i for i, head in enumerate(heads) if head not in ("by", "digest")]
+    table = align([heads[i] for i in shown], [[row[i] for i in shown] for row in rows]) if rows else ""
+    count = f"{len(rows)} request{'s' if len(rows) != 1 else ''}{' by ' if by else ''}{' and '.join(by)}"
+    return f"{name}: {count}, the record is whole\n" + (f"\n{table}" if rows else "")
 
 
 def stop(folder: Path) -> str:

@@ -28,6 +28,7 @@ SETTINGS = "federation.toml"
 KIT = "kit.json"  # in the folder that a site is given
 ENGINE = "nvflare"  # unless another is named
 PORT = 8102
+CLOCK = 120.0  # seconds that clocks may differ
 OUTCOME = "outcome.json"  # in the folder of a run: how it ended
 ROSTER, SUBMITTED = "roster.json", "submitted.jsonl"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")

@@ -163,8 +163,9 @@ def choose(model: Model, method: FitMethod = "auto", *, curvature: bool = True) 
         )
     if method == "fa-ld":
         return "fa-ld", "plain FA-LD, as asked for"
-    if model.dim > MAX_DIM:
+    if model.dim > MAX_DIM or model.takes_key:
         found = f"the model has {model.dim} parameters, more than {MAX_DIM}"
+        found = "its log likelihood draws at random" if model.takes_key else found
         if method != "auto":
             raise ConfigError(f"method {method!r} cannot be used: {found}", hint="use method='fa-ld'")
         return "fa-ld", f"plain FA-LD, because {found}"

@@ -26,11 +26,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.calculus.mode import descent
+from fald.calculus.mode import descend_all, finite
 from fald.calculus.sums import (
     Report,
     Site,
     hessians,
+    hessians_each,
     log_likelihoods,
     many_gradients,
     many_hessians,
@@ -303,10 +304,9 @@ def answers(sites: Sequence[Site], request: Request) -> list[Answer]:
         drawn = request["draws"][: int(request["smooth"])]
         names = ("smooth_gradient", "smooth_hessian")
         found |= dict(zip(names, many_mean_derivatives(sites, drawn)))
-    out = [{name: values[i] for name, values in found.items()} for i in range(len(sites))]
     if "local_start" in request:
-        for one, local in zip(out, _local_quadratics(sites, request["local_start"])):
-            one |= local
+        found |= _local_quadratics(sites, request["local_start"])
+    out = [{name: values[i] for name, values in found.items()} for i in range(len(sites))]
     for one, site in zip(out, sites):
         if "leverage_anchor" in request:
             own = hessians(site, request["leverage_anchor"][None])[2][0]
@@ -316,62 +316,50 @@ def answers(sites: Sequence[Site], request: Request) -> list[Answer]:
     return out
 
 
-def _local_quadratics(sites: Sequence[Site], start: Array) -> list[Answer]:
-    """Each site's log likelihood near the mode of (prior × its rows): −½θᵀAθ + bᵀθ, with A ≥ 0.
+def _local_quadratics(sites: Sequence[Site], start: Array) -> dict[str, Array]:
+    """Each site's log likelihood near the mode of (prior × its rows): −½θᵀAθ + bᵀθ, with A ≥ 0; stacked.
 
     A site where the search fails leaves zeros; ``local_sites`` counts the others.
     """
-    d = sites[0].model.dim
-    names = ("local_precision", "local_shift", "local_mode", "local_square", "local_sites")
-    zeros = (np.zeros((d, d)), np.zeros(d), np.zeros(d), np.zeros((d, d)), np.zeros(()))
-    out = []
-    for site, mode in zip(sites, _own_modes(sites, start)):
-        values = zeros
-        if mode is not None:
-            _, grads, second = hessians(site, mode[None])
-            precision = _positive_part(-second[0])
-            found = (precision, precision @ mode + grads[0], mode, np.outer(mode, mode), np.ones(()))
-            values = found if all(np.isfinite(v).all() for v in found) else zeros
-        out.append(dict(zip(names, values)))
-    return out
+    mode = _own_modes(sites, start)
+    _, grads, second = hessians_each(sites, mode)
+    usable = np.asarray(np.isfinite(mode).all(axis=1) & np.isfinite(second).all(axis=(1, 2)))
+    precision = _positive_part(-np.where(usable[:, None, None], second, 0.0))
+    with np.errstate(invalid="ignore"):
+        found = {
+            "local_precision": precision,
+            "local_shift": np.einsum("sij,sj->si", precision, mode) + grads,
+            "local_mode": mode,
+            "local_square": mode[:, :, None] * mode[:, None],
+            "local_sites": np.ones(len(sites)),
+        }
+    for value in found.values():
+        usable &= np.isfinite(value).reshape(len(sites), -1).all(axis=1)
+    return {name: np.where(usable.reshape(-1, *[1] * (v.ndim - 1)), v, 0.0) for name, v in found.items()}
 
 
-def _positive_part(matrix: Array) -> Array:
-    """The matrix without its negative eigenvalues, taken after scaling to a unit diagonal."""
-    scale = np.sqrt(np.maximum(np.abs(np.diag(matrix)), 1e-300))
-    values, vectors = np.linalg.eigh(matrix / np.outer(scale, scale))
-    return (vectors * np.maximum(values, 0)) @ vectors.T * np.outer(scale, scale)
+def _positive_part(matrices: Array) -> Array:
+    """Matrices (…, d, d) without their negative eigenvalues, taken after scaling to a unit diagonal."""
+    scale = np.sqrt(np.maximum(np.abs(np.diagonal(matrices, axis1=-2, axis2=-1)), 1e-300))
+    outer = scale[..., :, None] * scale[..., None, :]
+    values, vectors = np.linalg.eigh(matrices / outer)
+    return (vectors * np.maximum(values, 0)[..., None, :]) @ np.swapaxes(vectors, -1, -2) * outer
 
 
-def _own_modes(sites: Sequence[Site], start: Array) -> list[Array | None]:
-    """Mode of the prior times each site's likelihood, by damped Newton steps; None when not found.
-
-    All sites step together, so that the prior is looked at once for all of them.
-    """
+def _own_modes(sites: Sequence[Site], start: Array) -> Array:
+    """(S, d) mode of the prior times each site's likelihood, by damped Newton steps; NaN when not found."""
     model = sites[0].model
     # a little off the start, which may be a point of symmetry
     theta = np.asarray(start, float) + 1e-3 * np.cos(1.0 + np.arange(len(start)))
-    climbs = [descent(theta, tolerance=1e-4, max_exchanges=60) for _ in sites]
-    wanted = {i: next(climb) for i, climb in enumerate(climbs)}
-    modes: list[Array | None] = [None] * len(sites)
-    while wanted:
-        looked = [i for i in wanted if wanted[i].ndim == 1]
-        tried = [i for i in wanted if wanted[i].ndim == 2]
-        told: dict[int, Any] = {}
-        if looked:
-            prior = zip(*prior_derivatives(model, np.array([wanted[i] for i in looked])))
-            for i, of_prior in zip(looked, prior):
-                own = hessians(sites[i], wanted[i][None])
-                value, grad, second = (-(a[0] + b) for a, b in zip(own, of_prior))
-                told[i] = Report(float(value), grad, second)
-        if tried:
-            prior = np.split(prior_values(model, np.concatenate([wanted[i] for i in tried])), len(tried))
-            for i, of_prior in zip(tried, prior):
-                told[i] = -log_likelihoods(sites[i], wanted[i]) - of_prior
-        for i in list(wanted):
-            try:
-                wanted[i] = climbs[i].send(told[i])
-            except StopIteration as end:
-                del wanted[i]
-                modes[i] = end.value.position if end.value.report.finite else None
-    return modes
+
+    def reports(which: Array, places: Array) -> Report:
+        own = hessians_each([sites[i] for i in which], places)
+        return Report(*(-(a + b) for a, b in zip(own, prior_derivatives(model, places))))
+
+    def values(which: Array, places: Array) -> Array:
+        prior = prior_values(model, places.reshape(-1, model.dim)).reshape(places.shape[:2])
+        return -np.array([log_likelihoods(sites[i], own) for i, own in zip(which, places)]) - prior
+
+    starts = np.repeat(theta[None], len(sites), axis=0)
+    found = descend_all(reports, values, starts, tolerance=1e-4, max_exchanges=60)
+    return np.where(finite(found.report)[:, None], found.position, np.nan)

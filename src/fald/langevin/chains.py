@@ -107,8 +107,7 @@ class Chains:
             self._restore(store)
             return state
         rounds = np.concatenate([np.zeros(0, int), *[r.round for r in records]])
-        expected = problem.num_warmup + problem.thinning * np.arange(1, problem.num_kept(state.round) + 1)
-        if not np.array_equal(rounds, expected):
+        if not np.array_equal(rounds, problem.kept_rounds(0, problem.num_kept(state.round))):
             raise damaged(store.path / "state.npz", "the saved draws are not those of the saved state")
         self._records = records
         return state
@@ -136,8 +135,7 @@ class Chains:
         most, problem = self.engine.most_rounds(self.problem, self.state), self.problem
         if self.asked.callback is None:
             return most
-        following = problem.num_warmup + problem.thinning * (problem.num_kept(self.round) + 1)
-        return max(1, min(most, following - self.round))
+        return max(1, min(most, problem.round_of(problem.num_kept(self.round)) - self.round))
 
     def advance(self, num_rounds: int) -> None:
         """Move the chains forward; where one leaves the finite numbers, say which, where and why."""

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fald.calculus.gradients import Rows, energy_fn, gradient_fn
-from fald.core.keys import Stream, client_key, stream_key
+from fald.core.keys import Stream, client_key, fold, stream_key
 from fald.core.types import PyTree
 from fald.problem.model import Model
 
@@ -80,11 +80,14 @@ def client_round(
         return jax.lax.optimization_barrier(client_key(stream_key(secret, visit.round, stream), visit.client))
 
     batch_key = own_key(Stream.BATCH)
+    model_key = own_key(Stream.MODEL) if model.takes_key else None
 
     def batch(step):
         if batch_size is None:
-            return rows.all()
-        return rows.some(batch_key, step, batch_size, always_full=setup.full_batches)
+            taken = rows.all()
+        else:
+            taken = rows.some(batch_key, step, batch_size, always_full=setup.full_batches)
+        return taken if model_key is None else taken._replace(key=fold(model_key, step, 0))
 
     share = rows.size.astype(visit.weight.dtype) / rows.total.astype(visit.weight.dtype)
     view = Local(

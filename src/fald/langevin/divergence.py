@@ -15,6 +15,7 @@ from fald.core.errors import FaldError, NonFiniteError
 from fald.core.types import float_dtype
 from fald.langevin.engine import Assignment, Engine
 from fald.runtime.records import Records, RunState
+from fald.settings.schedules import Phases, step_sizes_at
 
 _CLIENTS_EXAMINED = 20
 
@@ -131,14 +132,21 @@ def explain(problem: Assignment, positions: jax.Array, escape: Escape) -> FaldEr
     )
 
 
-def _step_at(problem: Assignment, round_number: int) -> float | None:
-    """The largest step size up to the end of a round, as far as a few looks at a schedule tell."""
+def _step_at(problem: Assignment, round_number: int, *, of_draws: bool = False) -> float | None:
+    """The largest step size up to the end of a round, as far as some looks at a schedule tell.
+
+    ``of_draws``: of phases in which there is noise, if there are such; others only have to be stable.
+    """
     step_size = problem.method.about.step_size
     if not callable(step_size):
         return step_size
     steps = np.unique(np.linspace(0, round_number * problem.method.about.local_steps - 1, 50).astype(int))
-    sizes = [float(np.asarray(step_size(jnp.asarray(k, jnp.int32)))) for k in steps]
-    return max([s for s in sizes if np.isfinite(s)], default=None)
+    if isinstance(step_size, Phases):
+        starts = np.asarray(step_size.table)[:, 0]
+        steps = np.unique([*steps, *starts[starts <= steps[-1]].astype(int)])
+        hot = np.broadcast_to(np.asarray(step_size.heat(steps)) > 0, steps.shape)
+        steps = steps[hot] if of_draws and hot.any() else steps
+    return max([s for s in step_sizes_at(step_size, steps) if np.isfinite(s)], default=None)
 
 
 def shares_energy(problem: Assignment) -> bool:
@@ -187,7 +195,7 @@ def check_step(
     are wrong. None where clients keep their curvature, or the method has no step or takes it along the joint
     energy. It takes a second or so at most (``largest_curvatures``).
     """
-    step = _step_at(problem, num_rounds)
+    step = _step_at(problem, num_rounds, of_draws=True)
     if step is None or not shares_energy(problem) or not problem.method.about.client_steps:
         return None
     began = time.monotonic()

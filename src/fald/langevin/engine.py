@@ -5,6 +5,7 @@ The loop owns rounds, checkpoints, progress and draws; an engine only moves the 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -23,7 +24,7 @@ class Assignment:
     """One sampling problem: who samples what, from which rows, with which key.
 
     ``secret_key`` is the root of participation, clients' own noise and batches in a private run; None:
-    ``rng_key``.
+    ``rng_key``. ``kept`` are the rounds whose draws are kept, instead of warm-up and thinning.
     """
 
     rng_key: jax.Array
@@ -35,6 +36,7 @@ class Assignment:
     num_warmup: int
     thinning: int
     secret_key: jax.Array | None = None
+    kept: tuple[int, ...] | None = None
 
     @property
     def roots(self) -> tuple[jax.Array, jax.Array]:
@@ -43,7 +45,19 @@ class Assignment:
 
     def num_kept(self, num_rounds: int) -> int:
         """Draws kept by the end of round ``num_rounds``."""
+        if self.kept is not None:
+            return bisect_right(self.kept, num_rounds)
         return max(0, num_rounds - self.num_warmup) // self.thinning
+
+    def kept_rounds(self, first: int, last: int) -> np.ndarray:
+        """Rounds of the draws from number ``first``, counted from 0, up to and without ``last``."""
+        if self.kept is not None:
+            return np.array(self.kept[first:last], int)
+        return self.num_warmup + self.thinning * np.arange(first + 1, last + 1)
+
+    def round_of(self, draw: int) -> int:
+        """The round of a draw; one that no run reaches where there are fewer."""
+        return int(next(iter(self.kept_rounds(draw, draw + 1)), 2**31))
 
 
 class Failure(NamedTuple):

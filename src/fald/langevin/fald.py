@@ -36,7 +36,7 @@ from fald.langevin.server import Server, average
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.settings.fald import Preconditioner, checked, method_settings
-from fald.settings.schedules import OwnFunction, is_data, record, step_size_at
+from fald.settings.schedules import OwnFunction, Phases, heat_at, is_data, record, step_size_at
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ class FALD(Method):
         uploads = ("position" if self.compressor is None else "quantised", energy)
         if self.preconditioner is not None:
             return Reveals(uploads, preparation={"squares": "squares"})
-        return Reveals(uploads, sums=True, accounted=self.compressor is None and self.momentum == 0)
+        phases = isinstance(self.step_size, Phases)
+        plain = self.compressor is None and self.momentum == 0 and not phases
+        return Reveals(uploads, sums=True, accounted=plain)
 
     reveals = property(_sent)  # not by a decorator: derived methods put their own declaration in its place
 
@@ -154,8 +156,13 @@ class FALD(Method):
         """Where K local steps from ``start`` end."""
         variance = own_variance(self.noise, local.share, local.weight)
 
+        schedule = hyper.get("step_size", self.step_size)
+
         def step_size(k):
-            return step_size_at(hyper.get("step_size", self.step_size), local.first_step + k)
+            return step_size_at(schedule, local.first_step + k)
+
+        def temperature(k):
+            return hyper["temperature"] * heat_at(schedule, local.first_step + k)
 
         root = hyper.get("root", 1.0)  # of the preconditioner
 
@@ -166,7 +173,7 @@ class FALD(Method):
                 local,
                 k,
                 start.shape[0],
-                scale=jnp.sqrt((2 * step_size(k) if scale is None else scale) * hyper["temperature"]),
+                scale=jnp.sqrt((2 * step_size(k) if scale is None else scale) * temperature(k)),
                 correlation=hyper["correlation"],
                 variance=variance,
                 uses_shared=self.correlation > 0,
@@ -197,8 +204,8 @@ def private(method: Method) -> FALD:
     if not (method.about.reveals.accounted and isinstance(method, FALD)):
         raise PrivacyError(
             f"there is no privacy accounting for what {method.about.name} sends",
-            hint=f"a private run is one of: {', '.join(with_law())}; without compressor, momentum and "
-            "preconditioner",
+            hint=f"a private run is one of: {', '.join(with_law())}; without compressor, momentum, "
+            "preconditioner and phases",
         )
     return method.without_energy()
 

@@ -118,15 +118,14 @@ class InProcess:
     def most_rounds(self, problem: Assignment, state: RunState) -> int:
         """Rounds until the draw buffer of one call is full."""
         full = problem.num_kept(state.round) + _draw_capacity(problem)
-        return max(1, problem.num_warmup + full * problem.thinning - state.round)
+        return max(1, problem.round_of(full - 1) - state.round)
 
     def advance(
         self, problem: Assignment, state: RunState, num_rounds: int
     ) -> tuple[RunState, Records, float]:
         """Run rounds: in one compiled call, or visiting clients on threads."""
         end = state.round + num_rounds
-        first, last = problem.num_kept(state.round), problem.num_kept(end)
-        rounds = problem.num_warmup + problem.thinning * np.arange(first + 1, last + 1)
+        rounds = problem.kept_rounds(problem.num_kept(state.round), problem.num_kept(end))
         _, compiled = self._prepare(problem)
         move = self._advance_apart if compiled.rounds.layout.apart else self._advance_together
         server, memory, kept, energy = move(problem, state, num_rounds, len(rounds))
@@ -155,7 +154,7 @@ class InProcess:
 
         def run(group: int) -> Any:
             first_chain = group * problem.num_chains // groups
-            span = _Span(*[np.int32(n) for n in (*numbers, first_chain)])
+            span = _Span(*[np.int32(n) for n in (*numbers, first_chain)], kept=_padded(problem.kept))
             return compiled.run(given, (state.server, state.memory), buffers[group], span)
 
         done = self._on_threads([functools.partial(run, group) for group in range(groups)])
@@ -351,13 +350,24 @@ class _Compiled(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """Which rounds a call covers, which of their draws it keeps, and the first chain of its group."""
+    """Which rounds a call covers, which of their draws it keeps, and the first chain of its group.
+
+    ``kept``, where there are any, are the rounds to keep instead of those by warm-up and thinning.
+    """
 
     first_round: Any
     num_rounds: Any
     num_warmup: Any
     thinning: Any
     first_chain: Any
+    kept: np.ndarray
+
+
+def _padded(kept: tuple[int, ...] | None) -> np.ndarray:
+    """Rounds in an array whose length is a power of two, so that their number seldom compiles anew."""
+    found = np.zeros(0 if kept is None else 1 << (len(kept) - 1).bit_length(), np.int32)
+    found[: len(kept or ())] = kept or ()
+    return found
 
 
 @functools.lru_cache(maxsize=64)
@@ -392,6 +402,8 @@ def _compile(rounds: Rounds, capacity: int, dtype: str) -> _Compiled:
             )
             done = round_index + 1 - span.num_warmup
             keep = (done > 0) & (done % span.thinning == 0)
+            if len(span.kept):
+                keep = jnp.any(span.kept == round_index + 1)
             return (server, memory), buffers, kept + keep.astype(jnp.int32), jnp.mean(values[1])
 
         start = (own(0, state[0]), own(1, state[1])), buffers, jnp.zeros((), jnp.int32), jnp.zeros((), dtype)

@@ -43,7 +43,7 @@ from fald.runtime.journal import Journal, as_journal
 from fald.runtime.records import Records
 from fald.settings.fald import Preconditioner, checked, method_settings
 from fald.settings.participation import Participation, check_participation
-from fald.settings.schedules import check_schedule
+from fald.settings.schedules import Phase, check_schedule, in_phases
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -54,7 +54,7 @@ def sample(
     model: Model,
     data: FederatedData,
     *,
-    num_rounds: int,
+    num_rounds: int | None = None,
     local_steps: int | None = None,
     step_size: StepSize | None = None,
     temperature: float = 1.0,
@@ -68,6 +68,7 @@ def sample(
     num_chains: int = 4,
     num_warmup: int = 0,
     thinning: int = 1,
+    phases: Sequence[Phase] | None = None,
     initial_position: Position | xr.DataTree | None = None,
     method: Method | str | None = None,
     privacy: Protection | None = None,
@@ -94,7 +95,7 @@ def sample(
     model, data
         The model, and the rows of each client.
     num_rounds
-        Rounds in total, warm-up included.
+        Rounds in total, warm-up included. Needed unless there are ``phases``.
     local_steps
         K, steps between synchronisations.
     step_size
@@ -125,6 +126,10 @@ def sample(
         the first round; M then stays, so that the target does. Not in private runs, nor over a secure sum.
     num_chains, num_warmup, thinning
         Chains; rounds thrown away at the start; rounds per kept draw after that.
+    phases
+        ``fald.schedules.Phase``, one after the other, instead of ``num_rounds``, ``step_size``,
+        ``temperature``, ``num_warmup`` and ``thinning``: FedAvg as a start, cyclical SG-MCMC, annealing.
+        Not in private runs.
     initial_position
         Where chains start: a position, one with a leading chain axis, or a result, such as one of FedAvg
         (``temperature=0``), whose chains are then gone on from. Default: the model's.
@@ -185,6 +190,18 @@ def sample(
     {'chain': 4, 'draw': 100, 'location_dim_0': 1}
     """
     keep_compiled()
+    kept = None
+    if phases is not None:
+        taken = (num_rounds is None, step_size is None, temperature == 1, num_warmup == 0, thinning == 1)
+        if method is not None or not all(taken):
+            raise ConfigError(
+                "phases have their own rounds, step sizes, temperatures and draws",
+                hint="leave out num-rounds, step-size, temperature, num-warmup, thinning and method",
+            )
+        step_size, temperature, kept = in_phases(phases, checked("local_steps", local_steps))
+        num_rounds = sum(phase.rounds for phase in phases)
+    if num_rounds is None:
+        raise ConfigError("num-rounds is needed", hint="or phases")
     method = _method(
         method,
         local_steps=local_steps,
@@ -197,14 +214,14 @@ def sample(
         momentum=momentum,
         preconditioner=preconditioner,
     )
-    num_rounds, num_chains = checked("num_rounds", num_rounds), checked("num_chains", num_chains)
+    num_rounds, num_chains = int(checked("num_rounds", num_rounds)), checked("num_chains", num_chains)
     num_warmup, thinning = checked("num_warmup", num_warmup), checked("thinning", thinning)
     about = method.about
     if num_rounds * about.local_steps >= 2**31:
         raise ConfigError(
             f"num-rounds × local-steps must stay below 2^31; got {num_rounds} × {about.local_steps}"
         )
-    if num_rounds - num_warmup < thinning:
+    if kept is None and num_rounds - num_warmup < thinning:
         raise ConfigError(
             f"no draw would be kept: {num_rounds} rounds, {num_warmup} of them warm-up, thinning {thinning}",
             hint="ask for more rounds or less warm-up",
@@ -238,7 +255,8 @@ def sample(
             check_noise(method, share, entering, farthest)
         if privacy.client_noise == "entropy":
             secret = jnp.asarray(secret_words())
-    problem = Assignment(key, model, data, method, participation, num_chains, num_warmup, thinning, secret)
+    counts = num_chains, num_warmup, thinning
+    problem = Assignment(key, model, data, method, participation, *counts, secret, kept)
     settings = {
         **method.about.settings,
         "participation": participation.scheme,
@@ -249,6 +267,7 @@ def sample(
         "precision": str(float_dtype()),
         "seed": seed,
         "privacy": None if privacy is None else asdict(privacy),
+        **({} if phases is None else {"phases": [asdict(phase) for phase in phases]}),
     }
     if callback is not None and not callable(callback):
         raise ConfigError(f"callback must be a function (round, positions, stats) -> stop; got {callback!r}")

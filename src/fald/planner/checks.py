@@ -24,6 +24,7 @@ from fald.results import diagnostics
 from fald.results.kinds import require_posterior
 from fald.results.predict import flat_positions
 from fald.results.tree import settings_of
+from fald.settings.schedules import heat_at
 from fald.theory import gaussian
 
 if TYPE_CHECKING:
@@ -47,8 +48,12 @@ def setting_of(settings: Mapping[str, Any]) -> tuple[Setting, str]:
     if not callable(made.step_size):
         return made, ""
     schedule: Any = made.step_size
-    step = float(schedule(settings["num_rounds"] * made.local_steps))
-    return replace(made, step_size=step), f"the step size decays; predicted for its last value {step:.3g}"
+    end = settings["num_rounds"] * made.local_steps
+    step, temperature = float(schedule(end)), made.temperature * float(heat_at(schedule, end))
+    if temperature == 0:
+        raise ConfigError("the last phase has temperature 0, which has no law to predict")
+    made = replace(made, step_size=step, temperature=temperature)
+    return made, f"the step size changes; predicted for its last value {step:.3g}"
 
 
 @one_thread

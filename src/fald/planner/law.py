@@ -268,7 +268,8 @@ def chain(problem: Problem, setting: Setting) -> Chain:
     s = setting
     if callable(s.step_size):
         raise ConfigError(
-            "step-size must be a number here; got a schedule", hint="planner.trajectory takes schedules too"
+            "step-size must be a number here; got a schedule",
+            hint="planner.predict and planner.trajectory take schedules too",
         )
     if s.momentum or s.preconditioner is not None:
         raise ConfigError(

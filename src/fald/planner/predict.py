@@ -19,7 +19,9 @@ from fald import theory
 from fald.core.errors import ConfigError
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
 from fald.settings.participation import full
+from fald.settings.schedules import step_sizes_at
 from fald.theory import gaussian
+from fald.theory.gaussian import Law
 from fald.theory.measured import Measured
 
 Array = NDArray[Any]
@@ -93,8 +95,38 @@ def predict(problem: Problem, setting: Setting, num_rounds: float = math.inf) ->
     >>> limit = predict(problem, Setting(local_steps=2, step_size=0.1))
     >>> round(limit.bias, 4), round(limit.sd_error, 4), round(limit.autocorrelation_time, 2)
     (0.0303, 0.069, 4.71)
+
+    A schedule of ``fald.schedules`` has no limit, so it needs ``num_rounds``. It is followed by the exact law
+    with η_j, without batches and terms of third order; ``autocorrelation_time`` is that of its last step, and
+    ``forgotten`` is ``num_rounds + 1`` where the start is not forgotten by then.
+
+    >>> from fald.settings.schedules import cosine
+    >>> falling = Setting(local_steps=2, step_size=cosine(0.1, 60, last=0.01))
+    >>> round(predict(problem, falling, 100).sd_error, 4), predict(problem, falling, 100).forgotten
+    (0.0063, 13)
     """
-    return errors_at(problem, chain(problem, setting), num_rounds)
+    if not callable(setting.step_size):
+        return errors_at(problem, chain(problem, setting), num_rounds)
+    if math.isinf(num_rounds):
+        raise ConfigError("a schedule has no limit: give num-rounds")
+    rounds = int(num_rounds)
+    path, posterior = _followed(problem, setting, rounds)
+    sd = np.sqrt(np.diagonal(posterior.covariance))
+    place = Law(path.mean[-1], path.covariance[-1])
+    shifts = place.mean / sd
+    sd_errors = np.sqrt(np.maximum(np.diagonal(place.covariance), 0)) / sd - 1
+    # the law is affine in the start: what is left of it is the difference of two means
+    left = np.abs(path.mean - _followed(replace(problem, start=0 * problem.start), setting, rounds)[0].mean)
+    behind = np.flatnonzero((left / sd).max(axis=1) > _FORGOTTEN.bias)
+    end = float(step_sizes_at(setting.step_size, np.array([max(rounds * setting.local_steps - 1, 0)]))[0])
+    last = chain(problem, replace(setting, step_size=end))
+    return _prediction(
+        problem,
+        (place, posterior),
+        (shifts, sd_errors),
+        time=float(last.autocorrelation_time().max()),
+        forgotten=int(behind[-1]) + 1 if len(behind) else 0,
+    )
 
 
 def trajectory(problem: Problem, setting: Setting, num_rounds: Iterable[int]) -> Trajectory:
@@ -124,8 +156,8 @@ def trajectory(problem: Problem, setting: Setting, num_rounds: Iterable[int]) ->
     return Trajectory(rounds, w2, *errors.T)
 
 
-def _scheduled(problem: Problem, setting: Setting, rounds: Array) -> Trajectory:
-    """Errors along a run whose steps change, from local Gaussian models."""
+def _followed(problem: Problem, setting: Setting, num_rounds: int) -> tuple[Law, Law]:
+    """Law of every round of a run whose steps change, and the posterior, from local Gaussian models."""
     s = setting
     if s.batch_size is not None:
         raise ConfigError("batch-size must be None here: the law of a schedule has no noise of batches")
@@ -140,7 +172,7 @@ def _scheduled(problem: Problem, setting: Setting, rounds: Array) -> Trajectory:
         problem.weights,
         step_size=s.step_size,
         local_steps=s.local_steps,
-        num_rounds=int(rounds.max(initial=0)),
+        num_rounds=num_rounds,
         temperature=s.temperature,
         correlation=s.correlation,
         participation=s.participation,
@@ -148,7 +180,12 @@ def _scheduled(problem: Problem, setting: Setting, rounds: Array) -> Trajectory:
         momentum=s.momentum,
         initial_position=problem.start,
     )
-    posterior = s.temperature * np.linalg.inv(problem.precision)
+    return found, Law(np.zeros(len(problem.start)), s.temperature * np.linalg.inv(problem.precision))
+
+
+def _scheduled(problem: Problem, setting: Setting, rounds: Array) -> Trajectory:
+    """Errors along a run whose steps change."""
+    found, (_, posterior) = _followed(problem, setting, int(rounds.max(initial=0)))
     sd, means, joint = np.sqrt(np.diagonal(posterior)), found.mean[rounds], found.covariance[rounds]
     w2 = [float(gaussian.wasserstein2(m, c, np.zeros_like(m), posterior)) for m, c in zip(means, joint)]
     sds = np.sqrt(np.maximum(np.diagonal(joint, axis1=1, axis2=2), 0))
@@ -220,18 +257,27 @@ def what_if(problem: Problem, setting: Setting) -> dict[str, float]:
 def errors_at(problem: Problem, law: Chain, num_rounds: float) -> Prediction:
     """Errors after some rounds of a chain whose law is known."""
     place = law.at(num_rounds)
-    shifts, sd_errors = law.errors(place)
-    w2 = float(gaussian.wasserstein2(*place, *law.posterior))
+    time, forgotten = law.autocorrelation_time().max(), law.arrival(_FORGOTTEN, law.stationary) or 0
+    return _prediction(
+        problem, (place, law.posterior), law.errors(place), time=float(time), forgotten=forgotten
+    )
+
+
+def _prediction(
+    problem: Problem, laws: tuple[Law, Law], errors: tuple[Array, Array], *, time: float, forgotten: int
+) -> Prediction:
+    (place, posterior), (shifts, sd_errors) = laws, errors
+    w2 = float(gaussian.wasserstein2(*place, *posterior))
     worst, widest = int(np.argmax(np.abs(shifts))), int(np.argmax(np.abs(sd_errors)))
     return Prediction(
         w2=w2,
-        w2_relative=w2 / math.sqrt(float(np.trace(law.posterior.covariance))),
+        w2_relative=w2 / math.sqrt(float(np.trace(posterior.covariance))),
         bias=float(abs(shifts[worst])),
         sd_error=float(abs(sd_errors[widest])),
         bias_parameter=problem.parameters[worst],
         sd_parameter=problem.parameters[widest],
         shifts=shifts,
         sd_errors=sd_errors,
-        autocorrelation_time=float(law.autocorrelation_time().max()),
-        forgotten=law.arrival(_FORGOTTEN, law.stationary) or 0,
+        autocorrelation_time=time,
+        forgotten=forgotten,
     )

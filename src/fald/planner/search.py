@@ -262,6 +262,10 @@ def _draws(law: Chain, goal: Goal) -> tuple[int, int]:
 
 def _likes(problem: Problem, local_steps: Sequence[int], fixed: dict[str, Any]) -> list[Setting]:
     """A setting for every number of local steps, valid apart from its step size."""
+    if "step_size" in fixed:
+        raise ConfigError(
+            "a plan chooses the step size", hint="planner.predict says what a schedule leads to"
+        )
     likes = [Setting(int(K), problem.largest_step, **fixed) for K in local_steps]
     for like in likes:
         chain_possible(problem, like)

@@ -69,7 +69,7 @@ def step_profile(epsilon, multiplier: float, fraction: float, sampling: str = "w
     from scipy.special import log_ndtr, ndtr
 
     eps = np.asarray(epsilon, dtype=float)
-    if sampling == "poisson" and fraction < 1:
+    if sampling == "poisson":
         from dp_accounting.pld import privacy_loss_mechanism as mechanism
 
         # the library's sensitivity is that of adding a row, half of Δ: hence 2z

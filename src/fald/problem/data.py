@@ -25,6 +25,7 @@ from fald.problem.encoding import (
     encode_tables,
     existing,
     read_table,
+    table_parts,
 )
 
 if TYPE_CHECKING:
@@ -265,14 +266,19 @@ class FederatedData:
         features: Sequence[str],
         categories: Categories | None = None,
         scaling: Scaling | None = None,
+        mapped: str | Path | None = None,
     ) -> FederatedData:
         """Build from one CSV or Parquet file per site, checked against one schema.
 
-        Parameters are those of ``from_frame``; ``files`` maps a site's name to its file.
+        Parameters are those of ``from_frame``; ``files`` maps a site's name to its file. ``mapped`` names a
+        folder for encoded rows, which are then read from Parquet files part by part, written there, and
+        mapped into memory: rows may be more than memory holds.
         """
         if not files:
             raise ConfigError("no site files given", hint='name them: files = { "site-a" = "a.csv" }')
         paths = _by_text(files)
+        if mapped is not None:
+            return cls._mapped(paths, Path(mapped), target, features, categories=categories, scaling=scaling)
         tables = {name: read_table(path) for name, path in paths.items()}
         for name, table in tables.items():
             columns_present(table, [target], features, f"site {name!r} ({paths[name]})")
@@ -297,6 +303,34 @@ class FederatedData:
         return replace(cls.from_arrays(clients), features=tuple(features), target=target)
 
     @classmethod
+    def _mapped(
+        cls, paths: Mapping[str, Any], folder: Path, target: str, features: Sequence[str], **encoding: Any
+    ) -> FederatedData:
+        """Rows of Parquet files, encoded part by part into two files that are mapped."""
+        folder.mkdir(parents=True, exist_ok=True)
+        names, sizes, columns = tuple(sorted(paths)), [], ()
+        with (folder / "features").open("wb") as xs, (folder / "outcomes").open("wb") as ys:
+            for name in names:
+                count = 0
+                for part in table_parts(paths[name], [target, *features], f"site {name!r} ({paths[name]})"):
+                    try:
+                        arrays, columns = encode_tables({name: part}, target, features, **encoding)
+                    except DataError as error:
+                        where = (
+                            f"{error.message}, counted from data row {count + 1}" if count else error.message
+                        )
+                        raise DataError(where, hint=error.hint) from None
+                    for array, file in zip(arrays[name], (xs, ys)):
+                        file.write(np.ascontiguousarray(array, np.float64).tobytes())
+                    count += len(part)
+                sizes.append(count)
+        total = sum(sizes)
+        x = np.memmap(folder / "features", np.float64, "r", shape=(total, len(columns)))
+        y = np.memmap(folder / "outcomes", np.float64, "r", shape=(total,))
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        return cls((x, y), offsets, names, features=columns, target=target)
+
+    @classmethod
     def _encoded(
         cls, tables: Mapping[str, pd.DataFrame], target: str, features: Sequence[str], **encoding: Any
     ) -> FederatedData:
@@ -312,7 +346,7 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     first = parts[0]
     shape = (sum(len(p) for p in parts), *first.shape[1:])
     if first.base is not None and all(
-        p.base is first.base and p.flags.c_contiguous and p.dtype == first.dtype for p in parts
+        _owner(p) is _owner(first) and p.flags.c_contiguous and p.dtype == first.dtype for p in parts
     ):
         ends = [p.ctypes.data + p.nbytes for p in parts]
         if ends[:-1] == [p.ctypes.data for p in parts[1:]]:
@@ -324,6 +358,13 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     joined = buffer[start : start + size].view(dtype).reshape(shape)
     np.concatenate(parts, out=joined)
     return joined
+
+
+def _owner(array: np.ndarray) -> np.ndarray:
+    """The array whose numbers these are; of a mapped file the whole of it."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def _by_text(named: Mapping[Any, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ Scaling = Mapping[str, tuple[float, float]]
 Categories = Mapping[str, Sequence[Any]]
 
 TABLES = (".csv", ".parquet")
+_PART = 1 << 17  # rows of a file that are read at once
 _MISSING_WORDS = ("", "na", "n/a", "nan", "null", "none", "<na>", "#n/a")
 
 
@@ -59,6 +60,24 @@ def read_table(path: str | Path) -> pd.DataFrame:
     if header.dropna().duplicated().any():
         table.columns = header  # pandas would tell equal names apart by a number
     return table
+
+
+def table_parts(path: str | Path, columns: Sequence[str], where: str) -> Iterator[pd.DataFrame]:
+    """Some columns of a Parquet file, part by part; ``where`` names it in errors."""
+    from pyarrow import parquet
+
+    path = existing(path)
+    if path.suffix.lower() != ".parquet":
+        raise DataError(f"{path}: rows are mapped from Parquet files alone", hint="save it as .parquet")
+    try:
+        file = parquet.ParquetFile(path)
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: cannot be read as a table ({error})") from error
+    if file.metadata.num_rows == 0:
+        raise DataError(f"{where} has no rows", hint="leave out sites that have no data")
+    columns_present(file.schema_arrow.empty_table().to_pandas(), columns, [], where)
+    for part in file.iter_batches(_PART, columns=list(columns)):
+        yield part.to_pandas()
 
 
 def columns_present(table: pd.DataFrame, others: Sequence[str], features: Sequence[str], where: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fald.core.errors import DataError
+from fald.core.keys import words
 from fald.core.types import Example, Position, as_floats, float_dtype
 
 if TYPE_CHECKING:
@@ -36,6 +37,29 @@ def takes_rows(loglikelihood_fn: Callable) -> Callable:
     [-0.0, -2.0]
     """
     loglikelihood_fn.takes_rows = True  # type: ignore[attr-defined]
+    return loglikelihood_fn
+
+
+def takes_key(loglikelihood_fn: Callable) -> Callable:
+    """Mark a log likelihood ``(position, example, rng_key) -> scalar`` that draws at random, as dropout does.
+
+    Every row of every local step gets a key of its own. Steps then follow the gradient of log p averaged over
+    keys: the target is prior × Π_i exp(E log p(x_i | θ, key)), by Jensen's inequality below the mixture over
+    keys, and the spread over keys adds to the noise of batches. Elsewhere, as in a plan, one fixed key is
+    used. Few-round methods need exact sums and refuse such a model. The mark is the function's, not the
+    model's.
+
+    Examples
+    --------
+    >>> @takes_key
+    ... def fn(position, x, rng_key):  # inputs with noise on them
+    ...     return -0.5 * (x + 0.1 * jax.random.normal(rng_key) - position) ** 2
+    >>> model = Model(lambda position: -(position**2), fn, initial_position=jnp.array(0.0))
+    >>> terms = model.loglikelihoods(jnp.array(1.0), jnp.ones(2), jnp.array([0, 1], jnp.uint32))
+    >>> bool(terms[0] != terms[1])
+    True
+    """
+    loglikelihood_fn.takes_key = True  # type: ignore[attr-defined]
     return loglikelihood_fn
 
 
@@ -168,7 +192,7 @@ class Model:
         ``position -> scalar``.
     loglikelihood_fn
         ``(position, example) -> scalar`` for ONE example, a row of the data with the leading axis
-        removed.
+        removed. One that draws at random takes a key too, and is marked by ``fald.models.takes_key``.
     initial_position
         Any pytree of floating arrays; where the chains start, and the shape of the parameters.
     predict_fn
@@ -211,7 +235,7 @@ class Model:
     """
 
     logprior_fn: Callable[[Position], Any]
-    loglikelihood_fn: Callable[[Position, Example], Any]
+    loglikelihood_fn: Callable[..., Any]
     initial_position: Position
     predict_fn: Callable[[Position, Any], Any] | None = None
     simulate_fn: Callable[[Any, Position, Any], Any] | None = None
@@ -300,15 +324,37 @@ class Model:
         """Log prior of a flat position."""
         return jnp.asarray(self.logprior_fn(self.unravel(flat)))
 
-    def flat_loglikelihood(self, flat: jax.Array, example: Example) -> jax.Array:
-        """Log likelihood of one example at a flat position."""
-        return jnp.asarray(self.loglikelihood_fn(self.unravel(flat), example))
+    @property
+    def takes_key(self) -> bool:
+        """Whether the log likelihood draws at random."""
+        return getattr(self.loglikelihood_fn, "takes_key", False)
 
-    def loglikelihoods(self, position: Position, rows: Example) -> jax.Array:
+    def flat_loglikelihood(
+        self, flat: jax.Array, example: Example, key: jax.Array | None = None
+    ) -> jax.Array:
+        """Log likelihood of one example at a flat position, with the words of a key where it takes one."""
+        return self._term(self.unravel(flat), example, key)
+
+    def _term(self, position: Position, example: Example, key: jax.Array | None) -> jax.Array:
+        if not self.takes_key:
+            return jnp.asarray(self.loglikelihood_fn(position, example))
+        own = jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32) if key is None else key)
+        return jnp.asarray(self.loglikelihood_fn(position, example, own))
+
+    def row_keys(self, rows: Example, key: jax.Array | None) -> jax.Array | None:
+        """A key for each of some examples (examples, 2); None where the log likelihood takes none."""
+        if not self.takes_key:
+            return None
+        count = jax.tree.leaves(rows)[0].shape[0]
+        return jnp.stack(words(jnp.zeros(2, jnp.uint32) if key is None else key, 0, count), axis=1)
+
+    def loglikelihoods(self, position: Position, rows: Example, key: jax.Array | None = None) -> jax.Array:
         """Log likelihood of each of some examples, whose axis is in front."""
+        keys = self.row_keys(rows, key)
         if getattr(self.loglikelihood_fn, "takes_rows", False):
-            return jnp.asarray(self.loglikelihood_fn(position, rows))
-        return jax.vmap(lambda row: jnp.asarray(self.loglikelihood_fn(position, row)))(rows)
+            drawn = () if keys is None else (jax.random.wrap_key_data(keys),)
+            return jnp.asarray(self.loglikelihood_fn(position, rows, *drawn))
+        return jax.vmap(lambda row, own: self._term(position, row, own))(rows, keys)
 
     def report(self, position: Position) -> dict[str, Any]:
         """Reported quantities of one position: constrained, as a flat mapping of arrays."""
@@ -361,7 +407,8 @@ def check_model(model: Model, data: FederatedData) -> None:
     except Exception as error:
         raise DataError(
             f"the model cannot be evaluated on a row of this data: {error}",
-            hint="loglikelihood_fn(position, example) gets ONE example: the rows without their leading axis",
+            hint="loglikelihood_fn(position, example) gets ONE example: the rows without their leading axis; "
+            "one that takes a key is marked by fald.models.takes_key",
         ) from error
     for name, value in (("loglikelihood_fn", likelihood), ("logprior_fn", prior)):
         if value.shape != ():

@@ -132,6 +132,17 @@ class Predictive:
         sums = [np.bincount(place, weights=w, minlength=bins) for w in (confidence, right)]
         return np.stack([count, *[s / np.maximum(count, 1) for s in sums]], axis=1)
 
+    def draw_reliability(self, labels: Any, axes: Any, bins: int = 15) -> None:
+        """Draw the share that is right against the mean of the largest probability, on matplotlib's ``axes``.
+
+        A point for each bin that has rows, larger where there are more; the dashed line is calibration.
+        """
+        table = self.reliability(labels, bins)
+        count, confidence, right = table[table[:, 0] > 0].T
+        axes.plot([0, 1], [0, 1], linestyle="--", color="0.5")
+        axes.scatter(confidence, right, s=10 + 90 * count / count.max())
+        axes.set(xlabel="largest probability", ylabel="share that is right", xlim=(0, 1), ylim=(0, 1))
+
     def detects(self, others: Predictive) -> float:
         """AUROC of telling rows of another kind from these by their entropy: 0.5 is chance, 1 is perfect."""
         return auroc(self.entropy, others.entropy)

@@ -24,7 +24,7 @@ MOST_ROWS = 1000  # numbers of a draw that are looked at one by one
 _MOST_OF_ARRAY = 16
 _PROJECTIONS = 3
 _MOST_PROJECTIONS = 30
-_BLOCK = 2**16  # numbers of a draw that are looked at together
+_BLOCK = 2**14  # numbers of a draw that are looked at together, few enough for a cache
 
 
 def posterior_groups(model: Model, flat: np.ndarray) -> dict[str, xr.Dataset]:
@@ -164,13 +164,15 @@ def _functionals(name: str, values: np.ndarray, projections: int) -> dict[str, n
     shape, flat = values.shape[:2], values.reshape(values.shape[0] * values.shape[1], -1)
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     signs = rng.integers(0, 2, (projections, flat.shape[1]), np.int8)
-    square, along = np.zeros(len(flat)), np.zeros((projections, len(flat)))
+    square, along = np.zeros(len(flat)), np.zeros((len(flat), projections))
     for start in range(0, flat.shape[1], _BLOCK):
-        part = flat[:, start : start + _BLOCK]
-        square += np.einsum("ij,ij->i", part, part)
-        along += (2 * signs[:, start : start + _BLOCK] - 1).astype(part.dtype) @ part.T
+        signed = (2 * signs[:, start : start + _BLOCK] - 1).astype(flat.dtype)
+        for i, draw in enumerate(flat):  # one by one: a product of matrices would copy all of them first
+            part = draw[start : start + _BLOCK]
+            square[i] += part @ part
+            along[i] += signed @ part
     along /= np.sqrt(flat.shape[1])
-    found = {"norm": np.sqrt(square), **{f"projection {i + 1}": row for i, row in enumerate(along)}}
+    found = {"norm": np.sqrt(square), **{f"projection {i + 1}": row for i, row in enumerate(along.T)}}
     return {what: row.reshape(shape) for what, row in found.items()}
 
 

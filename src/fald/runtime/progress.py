@@ -53,18 +53,20 @@ class Progress:
             return
         self.total = self.total if total is None else total
         now = time.monotonic()
-        rate = (done - self.start) / max(now - self.began, 1e-9)
-        left = (self.total - done) / max(rate, 1e-9)
+        pace = (now - self.began) / (done - self.start) if done > self.start else None  # seconds a round
+        left = "" if pace is None else f"{pace * (self.total - done):,.0f} s left"
         if self.few:
-            rest = f"; at most {left:,.0f} s left" if done < self.total else ""
+            rest = f"; at most {left}" if left and done < self.total else ""
             print(f"{self.unit} {done}: {note}{rest}", file=sys.stderr, flush=True)
             return
-        speed = f"{rate:,.0f} {self.unit}s/s" if rate >= 1 else f"{1 / max(rate, 1e-9):,.3g} s a {self.unit}"
-        note = f"{speed}, {note}"
+        if pace is not None:
+            quick = pace <= 1
+            speed = f"{1 / max(pace, 1e-9):,.0f} {self.unit}s/s" if quick else f"{pace:,.3g} s a {self.unit}"
+            note = f"{speed}, {note}"
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=done, note=note)
         elif now - self.last_line >= 10 or done == self.total:
             self.last_line = now
             task = "" if self.task_name == "sampling" else f"{self.task_name}: "
-            line = f"{task}{self.unit} {done:,} of {self.total:,}: {note}, {left:,.0f} s left"
+            line = f"{task}{self.unit} {done:,} of {self.total:,}: {note}{left and ', ' + left}"
             print(line, file=sys.stderr, flush=True)

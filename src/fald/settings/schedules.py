@@ -106,9 +106,124 @@ class Piecewise:
         return found
 
 
+@_schedule
+@dataclass(frozen=True, eq=False)
+class Phases:
+    """The steps and temperatures of a run in phases; made by ``in_phases``.
+
+    ``table`` has a row for each phase: its first local step, its local steps, its first and last step size,
+    and its temperature, relative to the run's.
+    """
+
+    table: Any
+
+    def _row(self, step: Any) -> Any:
+        table = jnp.asarray(self.table)
+        return jnp.moveaxis(table[jnp.sum(jnp.asarray(step)[..., None] >= table[:, 0], axis=-1) - 1], -1, 0)
+
+    def __call__(self, step):
+        """Step size of the k-th local step, along half a cosine in its phase."""
+        start, steps, first, last, _ = self._row(step)
+        place = jnp.minimum((step - start) / steps, 1.0)
+        return last + (first - last) * 0.5 * (1.0 + jnp.cos(jnp.pi * place))
+
+    def heat(self, step):
+        """Temperature of the k-th local step, relative to the run's."""
+        return self._row(step)[4]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Some rounds of a run with a step size and a temperature of their own; for ``fald.sample(phases=...)``.
+
+    Parameters
+    ----------
+    rounds
+        How many.
+    step_size, last_step_size
+        η at the first of their local steps, and at the end of the last, between which it follows half a
+        cosine; by default it stays.
+    temperature
+        τ; 0 is FedAvg.
+    draws
+        How many of the rounds' positions are kept, evenly spaced, the last among them; by default none.
+
+    Examples
+    --------
+    FedAvg as a start, then three cycles of cyclical SG-MCMC: each explores with large steps and without
+    noise, then samples with falling steps, and keeps four draws.
+
+    >>> start = Phase(100, 1e-5, temperature=0.0)
+    >>> explore = Phase(30, 1e-5, temperature=0.0)
+    >>> collect = Phase(20, 1e-5, last_step_size=1e-6, temperature=0.1, draws=4)
+    >>> whole = [start, *3 * [explore, collect]]
+    >>> sum(phase.rounds for phase in whole)
+    250
+    """
+
+    rounds: int
+    step_size: float
+    last_step_size: float | None = None
+    temperature: float = 1.0
+    draws: int = 0
+
+    def __post_init__(self) -> None:
+        check_count("rounds of a phase", self.rounds)
+        check_positive("step-size of a phase", self.step_size)
+        if self.last_step_size is not None:
+            check_positive("last-step-size of a phase", self.last_step_size)
+        check_number("temperature of a phase", self.temperature, rule="a number ≥ 0")
+        if check_count("draws of a phase", self.draws, 0) > self.rounds:
+            raise ConfigError(f"a phase of {self.rounds} rounds cannot keep {self.draws} draws")
+
+
+def in_phases(phases: Sequence[Phase], local_steps: int) -> tuple[Phases, float, tuple[int, ...]]:
+    """The schedule of phases, the run's temperature, the highest of theirs, and the rounds that are kept.
+
+    Examples
+    --------
+    >>> schedule, temperature, kept = in_phases([Phase(4, 0.2, temperature=0.0), Phase(6, 0.1, draws=2)], 10)
+    >>> temperature, kept, float(schedule.heat(39)), float(schedule.heat(40))
+    (1.0, (7, 10), 0.0, 1.0)
+    """
+    if not phases or not all(isinstance(phase, Phase) for phase in phases):
+        raise ConfigError(f"phases must be fald.schedules.Phase, one or more; got {phases!r}")
+    if phases[-1].draws == 0:
+        raise ConfigError("the last phase keeps no draws: its rounds would serve nothing", hint="draws=1")
+    ends = np.cumsum([phase.rounds for phase in phases])
+    if int(ends[-1]) * local_steps >= 2**24:  # counted in float32
+        raise ConfigError(f"phases must have fewer than 2^24 local steps; got {ends[-1]} × {local_steps}")
+    hottest = max(float(phase.temperature) for phase in phases)
+    rows = []
+    for phase, end in zip(phases, ends):
+        last = phase.step_size if phase.last_step_size is None else phase.last_step_size
+        begins, steps = (int(end) - phase.rounds) * local_steps, phase.rounds * local_steps
+        rows.append((begins, steps, phase.step_size, last, phase.temperature / (hottest or 1.0)))
+    # filled up to a power of two with rows that never begin: the number of phases then seldom compiles anew
+    rows += [(2.0**31, *rows[-1][1:])] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
+    kept = [
+        int(end) - phase.rounds + -(-phase.rounds * i // phase.draws)
+        for phase, end in zip(phases, ends)
+        for i in range(1, phase.draws + 1)
+    ]
+    return Phases(np.array(rows, float)), hottest, tuple(kept)
+
+
+def heat_at(schedule: Any, step: Any) -> Any:
+    """Temperature of a step relative to the run's, which only phases change."""
+    return schedule.heat(step) if isinstance(schedule, Phases) else 1.0
+
+
 def step_size_at(schedule: Any, step: Any) -> Any:
     """η of a step by a schedule, or η itself where it is constant."""
     return schedule(step) if callable(schedule) else schedule
+
+
+def step_sizes_at(schedule: Any, steps: np.ndarray) -> np.ndarray:
+    """η of several steps by a schedule, or a function."""
+    if is_data(schedule):
+        return np.asarray(schedule(steps), float)
+    return np.array([float(np.asarray(schedule(jnp.asarray(k, jnp.int32)))) for k in steps])
 
 
 def paper_decay(smoothness: float, strong_convexity: float) -> PaperDecay:
@@ -162,8 +277,9 @@ def cosine(first: float, steps: int, last: float = 0.0) -> Cosine:
 def cyclical(first: float, steps: int, last: float = 0.0, cycles: int = 2**31) -> Cosine:
     """Schedule that begins anew every ``steps`` local steps: each cycle explores, then samples.
 
-    Keep the draws at the end of cycles by ``thinning`` = rounds of a cycle. Reference: Zhang, Li, Zhang, Chen
-    and Wilson, "Cyclical stochastic gradient MCMC for Bayesian deep learning", ICLR 2020.
+    For a temperature of its own in each part, and draws at the end of cycles, take ``Phase``.
+    Reference: Zhang, Li, Zhang, Chen and Wilson, "Cyclical stochastic gradient MCMC for Bayesian deep
+    learning", ICLR 2020.
 
     Examples
     --------
@@ -217,6 +333,8 @@ def record(schedule: Any) -> Any:
     """A schedule as plain values; of a user's function only its name."""
     if isinstance(schedule, tuple):
         return [record(part) for part in schedule]
+    if isinstance(schedule, np.ndarray):
+        return schedule.tolist()
     if not callable(schedule):
         return schedule
     if not is_data(schedule):
@@ -250,6 +368,8 @@ def from_record(written: Any) -> Any:
             f"the step sizes of the schedule {written['schedule']!r} are not recorded: this needs a constant "
             "step size or a schedule of fald.schedules"
         )
+    if kind is Phases:
+        return Phases(np.array(values["table"]))
     return kind(**{name: from_record(value) for name, value in values.items()})
 
 

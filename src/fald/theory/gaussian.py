@@ -27,6 +27,7 @@ from fald.core.checks import check_count
 from fald.core.errors import ConfigError
 from fald.settings.fald import NoiseScale, Setting
 from fald.settings.participation import Participation, full
+from fald.settings.schedules import heat_at, step_sizes_at
 from fald.theory.bounds import checked
 
 Array = NDArray[np.float64]
@@ -65,12 +66,12 @@ class _Federation:
     correlation: float
     momentum: float
 
-    def round(self, step_sizes: Array) -> _Round:
-        """Compose the local steps, last to first: later steps carry the noise of earlier ones."""
+    def round(self, step_sizes: Array, heats: Array) -> _Round:
+        """Compose the local steps, of temperatures relative to the run's, last to first."""
         lam, q = self.eigenvalues, self.chance
         d = lam.shape[1]
         if self.momentum:
-            return self._with_momentum(step_sizes)
+            return self._with_momentum(step_sizes, heats)
         outer = np.empty((lam.size, 0))
         if self.correlation > 0:
             columns = self.eigenvectors.transpose(0, 2, 1).reshape(-1, d)
@@ -79,18 +80,18 @@ class _Federation:
         shared = np.zeros((d, d))  # Σ_j η_j M_j M_jᵀ with M_j = Σ_c q_c P_cj
         chunk = max(1, _CHUNK // max(lam.size, d * d))
         for stop in range(len(step_sizes), 0, -chunk):
-            eta = step_sizes[max(0, stop - chunk) : stop][::-1]
+            eta, heat = (each[max(0, stop - chunk) : stop][::-1] for each in (step_sizes, heats))
             factors = np.concatenate([carried[None], 1.0 - eta[:, None, None] * lam])
             products = np.cumprod(factors, axis=0)
             carried, products = products[-1], products[:-1]
             first += np.tensordot(eta, products, 1)
-            second += np.einsum("j,jci,jci->ci", eta, products, products)
+            second += np.einsum("j,jci,jci->ci", eta * heat, products, products)
             if self.correlation > 0:
                 mixed = (products.reshape(len(eta), -1) @ outer).reshape(-1, d, d)
-                shared += np.tensordot(eta[:, None, None] * mixed, mixed, ((0, 2), (0, 2)))
+                shared += np.tensordot((eta * heat)[:, None, None] * mixed, mixed, ((0, 2), (0, 2)))
         return self._composed(lam * first, second, shared)
 
-    def _with_momentum(self, step_sizes: Array) -> _Round:
+    def _with_momentum(self, step_sizes: Array, heats: Array) -> _Round:
         """As ``round``, from how the last position answers to position and velocity before each step."""
         lam, a = self.eigenvalues, self.momentum
         place, velocity = np.ones_like(lam), np.zeros_like(lam)
@@ -98,7 +99,7 @@ class _Federation:
         for j in range(len(step_sizes) - 1, -1, -1):
             kept = a if j else 0.0  # the first velocity of a round is new
             answer = velocity + np.sqrt(2 * step_sizes[j]) * place
-            variance = (1 - kept**2) / 2
+            variance = heats[j] * (1 - kept**2) / 2
             second += variance * answer**2
             if self.correlation > 0:
                 mixed = np.tensordot(self.chance, self._in_basis(answer), 1)
@@ -190,6 +191,8 @@ def law(
     federation = _prepare((hessians, centers, weights), run)
     num_rounds = check_count("num-rounds", num_rounds, 0)
     steps = _step_sizes(step_size, run.local_steps, num_rounds)
+    heats = np.ones_like(steps) * heat_at(step_size, np.arange(steps.size).reshape(steps.shape))
+    per_round = np.stack([steps, heats], axis=1)
     d = federation.centers.shape[1]
     mean, covariance = np.empty((num_rounds + 1, d)), np.empty((num_rounds + 1, d, d))
     mean[0] = 0.0 if initial_position is None else _finite("initial-position", initial_position, (d,))
@@ -200,8 +203,8 @@ def law(
     f, q = federation.spread, federation.chance
     with np.errstate(over="ignore", invalid="ignore"):
         for r in range(num_rounds):
-            if r == 0 or (len(steps) > 1 and not np.array_equal(steps[r], steps[r - 1])):
-                composed = federation.round(steps[r])
+            if r == 0 or (len(per_round) > 1 and not np.array_equal(per_round[r], per_round[r - 1])):
+                composed = federation.round(*per_round[r])
                 average = np.eye(d) - np.tensordot(q, composed.gain, 1)
                 pull = q @ composed.pull
                 transition = np.eye(d) - composed.gain
@@ -262,7 +265,7 @@ def stationary(
         raise ConfigError(f"step-size must be one number here; got {step_size!r}", hint="use law instead")
     (steps,) = _step_sizes(step_size, run.local_steps, 1)
     with np.errstate(over="ignore", invalid="ignore"):
-        composed = federation.round(steps)
+        composed = federation.round(steps, np.ones_like(steps))
     drawn = {"chance": federation.chance, "spread": federation.spread}
     _, turn, mean, covariance = fixed_point(*composed, **drawn)
     return Law(mean, turn @ ((covariance + covariance.T) / 2) @ turn.T)
@@ -470,12 +473,11 @@ def _symmetric(name: str, array: Array) -> Array:
 def _step_sizes(step_size: StepSize, local_steps: int, num_rounds: int) -> Array:
     """(rounds, K) step sizes; one row for all rounds when the step is constant."""
     total = local_steps * num_rounds
-    if callable(step_size):
-        values = np.array([float(step_size(k)) for k in range(total)])
-    else:
-        values = np.asarray(step_size, float)
-        if values.ndim and values.shape != (total,):
-            raise ConfigError(f"step-size must be one number or {total}; got shape {values.shape}")
+    values = (
+        step_sizes_at(step_size, np.arange(total)) if callable(step_size) else np.asarray(step_size, float)
+    )
+    if values.ndim and values.shape != (total,):
+        raise ConfigError(f"step-size must be one number or {total}; got shape {values.shape}")
     checked("step-size", values, above=True)
     return values.reshape(num_rounds, local_steps) if values.ndim else np.full((1, local_steps), values)
 

@@ -38,6 +38,7 @@ from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.runtime.records import Records, RunState
 from fald.settings.participation import Drawn, num_slots
+from fald.settings.schedules import heat_at
 
 Array = NDArray[Any]
 _ROUNDS_AT_ONCE = 16
@@ -394,7 +395,9 @@ def _compile(problem: Assignment, sizes: tuple[int, ...]) -> _Functions:
     def topped_up(position, share, view: Server):
         """The noise that is missing, of one draw for all local steps."""
         step: Any = about.step_size
-        eta: Any = step(view.round * hyper["local_steps"]) if callable(step) else hyper.get("step_size", 0.0)
+        first = view.round * hyper["local_steps"]
+        eta: Any = step(first) if callable(step) else hyper.get("step_size", 0.0)
+        eta = eta * heat_at(step, first)
         scale = (
             2 * eta * hyper["temperature"] * hyper["local_steps"] * (1 - hyper["correlation"] ** 2) * share
         )

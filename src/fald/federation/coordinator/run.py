@@ -21,6 +21,7 @@ from fald.study.schema import Study, make_study
 if TYPE_CHECKING:
     import xarray as xr
 
+
 def run_federated(
     study: Study, link: Link, out: Path, *, resume: bool = False, progress: bool = False, command: str = ""
 ) -> xr.DataTree:

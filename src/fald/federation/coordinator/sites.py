@@ -20,6 +20,7 @@ from fald.core.files import write_atomically
 from fald.core.reveals import KINDS
 from fald.core.version import __version__, differences, library_versions
 from fald.federation import wire
+from fald.federation.folder import CLOCK
 from fald.federation.link import Arrival, Link
 from fald.federation.secure.session import FEWEST_SITES, unmask_sum
 from fald.federation.wire import PASSED, PREPARED, PROTOCOL
@@ -90,7 +91,7 @@ class Federation:
             self._passed = (stored.values["round"], stored.arrays)
         self._status: dict[str, dict[str, Any]] = {}
         self.dropouts: list[dict[str, Any]] = []
-        self.versions: dict[str, list[str]] = {}  # by site, libraries of other versions than here
+        self.versions: dict[str, list[str]] = {}  # by site, libraries and clocks that differ from those here
         self.names = sorted(link.names)
         self.secure = self._choose_secure()
         self.identities = self._greet()
@@ -132,7 +133,7 @@ class Federation:
         return asked is not False and not found
 
     def _greet(self) -> dict[str, str]:
-        identities = {}
+        identities, began = {}, time.time()
         for name, message in self._from_all(wire.pack("hello"), wire.MOST_BYTES).items():
             v = message.values
             if v.get("site") != name:
@@ -144,6 +145,11 @@ class Federation:
                     f"site {name!r} has {' and '.join(differ)}", hint="install the same version everywhere"
                 )
             differ = differences(v.get("versions"), library_versions())
+            told = v.get("time")
+            clock = told if isinstance(told, float) else began  # a whole number may be too large for one
+            off = clock - min(max(clock, began), time.time())  # it answered at some time in between
+            if abs(off) > CLOCK:
+                differ = [*differ, f"a clock that is {off:+.0f} s off"]
             if differ:
                 self.versions[name] = differ
             identities[name] = str(v.get("identity"))

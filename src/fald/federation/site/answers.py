@@ -115,7 +115,7 @@ class Answers:
             return self._last[1]
         kept = wire.unpack(self._last_path.read_bytes())
         parts = {name: a.tobytes() for name, a in kept.arrays.items()}
-        return Last(**kept.values, **parts)
+        return Last(*(kept.values[name] for name in ("round", "attempt", "left")), **parts)
 
     def _stamp(self) -> tuple[int, int]:
         found = self._last_path.stat()

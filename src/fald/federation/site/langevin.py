@@ -160,15 +160,14 @@ class LangevinSite:
         FederationError
             If they have not.
         """
-        found = [a for name, a in message.arrays.items() if name.startswith("leaf_")]
-        expected = [(leaf.shape, leaf.dtype) for leaf in self.start]
-        names = {f"leaf_{i}" for i in range(len(expected))}
-        if names != {n for n in message.arrays if n.startswith("leaf_")} or len(found) != len(expected):
-            raise _unfit()
-        leaves = [message.arrays[f"leaf_{i}"] for i in range(len(expected))]
-        if [(a.shape, a.dtype) for a in leaves] != expected:
-            raise _unfit()
-        return leaves
+        expected = {f"leaf_{i}": (leaf.shape, leaf.dtype) for i, leaf in enumerate(self.start)}
+        found = {name: a for name, a in message.arrays.items() if name.startswith("leaf_")}
+        if {name: (a.shape, a.dtype) for name, a in found.items()} != expected:
+            raise FederationError(
+                "the coordinator's message does not fit the study",
+                hint="the same version of fald is needed at all sites",
+            )
+        return [found[name] for name in expected]
 
     def _recall(self, task: Task) -> PyTree:
         """Memory as it was before the round."""
@@ -192,20 +191,13 @@ class LangevinSite:
         needed = max([r for r in saved if r <= task.saved], default=0)
         for r in saved:
             if r < needed or r > task.round + 1:
-                self._path(r).unlink(missing_ok=True)
+                self._path(r).unlink()
 
     def _saved(self) -> list[int]:
         return sorted(int(p.stem.partition("-")[2]) for p in self._folder.glob("memory-*.npz"))
 
     def _path(self, round_number: int) -> Path:
         return self._folder / f"memory-{round_number:09d}.npz"
-
-
-def _unfit() -> FederationError:
-    return FederationError(
-        "the coordinator's message does not fit the study",
-        hint="the same version of fald is needed at all sites",
-    )
 
 
 @functools.lru_cache(maxsize=32)

@@ -155,17 +155,21 @@ def _broken(state: Path, why: str) -> StorageError:
 
 def as_rows(entries: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """A table of the record for people: heads and cells."""
-    heads = ["line", "time", "asked", "study", "round", "columns", "what left", "ε charged", "answer"]
+    heads = [
+        "line", "time", "asked", "by", "study", "sites", "round", "columns", "what left", "ε charged",
+        "answer", "digest",
+    ]  # fmt: skip
     rows = []
     for e in entries:
         left = ", ".join(f"{kind} ({count:,})" for kind, count in e.get("left", {}).items())
         spent = e.get("epsilon")
         rows.append(
             [
-                str(e["line"]), e["time"], str(e.get("asked", "")), str(e.get("title") or e.get("run") or ""),
+                str(e["line"]), e["time"], str(e.get("asked", "")), str(e.get("by", "")),
+                str(e.get("title") or e.get("run") or ""), ", ".join(e.get("sites", [])),
                 str(e.get("round") or ""), ", ".join(e.get("columns", [])), left or "nothing",
                 "" if spent is None else f"{spent:.4g}",
-                "answered" if not e.get("refused") else f"refused: {e['refused']}",
+                "answered" if not e.get("refused") else f"refused: {e['refused']}", e.get("digest", "")[:16],
             ]
         )  # fmt: skip
     return heads, rows

@@ -76,10 +76,7 @@ class Frozen(NamedTuple):
 
     def save(self, folder: Path) -> None:
         """Write it where only its owner reads."""
-        path = folder / "run.json"
-        path.touch(mode=0o600, exist_ok=True)
-        write_atomically(path, json.dumps(self._asdict()).encode())
-        path.chmod(0o600)
+        write_atomically(folder / "run.json", json.dumps(self._asdict()).encode(), mode=0o600)
 
     @classmethod
     def read(cls, folder: Path) -> Frozen | None:
@@ -114,7 +111,7 @@ class SiteRun:
         self.left: dict[str, int] = {}  # kinds of numbers that the last answer made leave, and how many
         self.epsilon: float | None = None  # charged so far
         self._session: Session | None = None
-        self._sent: tuple[int, Array | None] = (0, None)  # what left last, and in which round
+        self._sent: tuple[int, Array] = (0, np.zeros(0))  # what left last under masks, and in which round
         self._rows: Site | None = None
         self._langevin: LangevinSite | None = None
         self._account: Account | None = None
@@ -204,10 +201,7 @@ class SiteRun:
     def _save(self) -> None:
         session = None if self._session is None else self._session.export()
         content = json.dumps({**self.about, "keys": session}).encode()
-        path = self.folder / "session.json"
-        path.touch(mode=0o600, exist_ok=True)
-        write_atomically(path, content)
-        path.chmod(0o600)
+        write_atomically(self.folder / "session.json", content, mode=0o600)
 
     def restore(self) -> None:
         """Go on in another process."""
@@ -245,7 +239,8 @@ class SiteRun:
         shapes = {n.removeprefix("shape_"): a.tolist() for n, a in arrays.items() if n.startswith("shape_")}
         kept = Kept(number, attempt, task.hex(), upload, shapes, self._exact)
         self.answers.add(kept, Last(number, attempt, self.left, digest, content))
-        self._sent = (number, masked)
+        if masked is not None:
+            self._sent = (number, masked)
         return content
 
     def _task(self, message: wire.Message) -> bytes:
@@ -335,11 +330,11 @@ class SiteRun:
             raise FederationError(
                 f"the uploads of round {number} were not passed on, and this site audits (audit)"
             )
-        own = uploads[self._place]
-        answered, sent = self._sent
-        if not (answered == number and np.array_equal(own, sent)) and _words_digest(own) not in {
-            a.upload for a in self.answers.of(number)
-        }:
+        own, (answered, sent) = uploads[self._place], self._sent
+        known = {a.upload for a in self.answers.of(number)}
+        same_round = sent is not None and answered == number
+        mine = (same_round and np.array_equal(own, sent)) or _words_digest(own) in known
+        if not mine:
             raise FederationError(
                 f"what was passed on as this site's upload of round {number} is not its own"
             )

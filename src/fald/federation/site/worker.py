@@ -179,7 +179,7 @@ class SiteWorker:
 
     def _hello(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
         about = {"version": __version__, "versions": library_versions(), "protocol": PROTOCOL}
-        return {**about, "identity": self.identity.public}, {}
+        return {**about, "identity": self.identity.public, "time": time.time()}, {}
 
     def _family(self, message: wire.Message) -> str:
         """The model of the run that a message belongs to, by name; nothing of it is imported."""
@@ -232,6 +232,7 @@ class SiteWorker:
         study = remote_study(v["study"])
         own = is_outside(study.model.family)
         self._told |= {"title": study.title, "columns": [study.data.target, *study.data.features]}
+        self._told["sites"] = v["names"]
         # a run does not go on with another version of its model
         self._told["study"] = study_digest({**v["study"], **({"at": v["version"]} if own else {})})
         set_precision(study)

@@ -1,7 +1,9 @@
 """Federations on this machine, with the real commands: what it takes to join, to begin, and for a round.
 
-Processor seconds are those of all processes of the federation, read from the system several times a second;
-what a process spends after the last look before its end is missed. Sites are parts of the bundled trial.
+Processor seconds are read from the system several times a second; what a process spends after the last look
+before its end is missed. Those to join are of a site's own processes; the process that it then makes ready
+for a run is counted apart, and a run begins when nothing is left to make ready. Sites are parts of the
+bundled trial.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +26,58 @@ from fald.core.errors import FederationError
 from fald.federation.engines.nvflare.process import end_family
 from fald.study.datasets import study_path
 
-_LOOK = 0.2  # seconds
+_LOOK, _REST = 0.2, 3.0  # seconds between looks, and of rest before a run
+_READY = "fald.federation.engines.nvflare.launcher"  # in the command of a process that waits for a run
 _MOST = 1200.0  # seconds that a federation may take to begin
 LIMITS = {"join_cpu": 3.0, 4: 12.0, 20: 60.0, "round": 5.0}
 _FALD = [sys.executable, "-m", "fald.cli"]
 
 
 class Costs:
-    """Processor seconds of commands and all that they start."""
+    """Processor seconds of commands and all that they start, those of sites apart."""
 
     def __init__(self) -> None:
         self._commands: list[subprocess.Popen[bytes]] = []
-        self._seen: dict[tuple[int, float], float] = {}
+        self._sites: set[int] = set()
+        self._seen: dict[tuple[int, float], tuple[str, float]] = {}
         self._done = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def start(self, call: list[str], folder: Path, **environment: str) -> subprocess.Popen[bytes]:
+    def start(
+        self,
+        call: list[str],
+        folder: Path,
+        *,
+        site: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:
         """Start a command in a folder and count what it spends."""
         with open(folder / "commands.txt", "ab") as said:
             self._commands.append(
                 subprocess.Popen(
                     call,
                     cwd=folder,
-                    env={**os.environ, **environment},
+                    env={**os.environ, **(environment or {})},
                     stdin=subprocess.DEVNULL,
                     stdout=said,
                     stderr=said,
                 )
             )
+        if site:
+            self._sites.add(self._commands[-1].pid)
         return self._commands[-1]
 
-    def total(self) -> float:
-        """Seconds so far."""
+    def total(self, kind: str = "") -> float:
+        """Seconds so far, of one kind of process or of all."""
         self._look()
-        return sum(self._seen.values())
+        return sum(seconds for is_a, seconds in list(self._seen.values()) if kind in ("", is_a))
+
+    def settle(self, count: int) -> None:
+        """Wait until nothing goes on but what always does."""
+        before = float("-inf")
+        while (now := self.total()) - before > _REST * (0.1 + 0.03 * count):
+            before = now
+            time.sleep(_REST)
 
     def stop(self) -> None:
         """End everything that was started."""
@@ -76,9 +96,11 @@ class Costs:
         for command in self._commands:
             try:
                 family = psutil.Process(command.pid)
+                kind = "site" if command.pid in self._sites else "other"
                 for process in (family, *family.children(recursive=True)):
-                    used = process.cpu_times()
-                    self._seen[process.pid, process.create_time()] = used.user + used.system
+                    used, ready = process.cpu_times(), _READY in process.cmdline()
+                    said = "ready" if ready and kind == "site" else kind
+                    self._seen[process.pid, process.create_time()] = said, used.user + used.system
             except psutil.Error:
                 continue
 
@@ -99,12 +121,14 @@ def _measured(engine: str, begin: Callable[..., Path], count: int) -> dict[str, 
         try:
             tables = _split(folder, count)
             federation = begin(folder, tables, costs)
-            joined = costs.total()
+            joined = costs.total("site") / count
+            costs.settle(count)
+            ready, before = costs.total("ready") / count, costs.total()
             out, began = folder / "out", time.time()
             study = ["run", "study.toml", "--federation", str(federation), "--out", str(out)]
             run = costs.start([*_FALD, *study], folder)
             _until(lambda: bool(_rounds(out)) or run.poll() is not None, folder)
-            first_cpu = costs.total() - joined
+            first_cpu = costs.total() - before
             if run.wait(_MOST):
                 raise FederationError("the run failed", hint=_said(folder))
             rounds = _rounds(out)
@@ -115,7 +139,8 @@ def _measured(engine: str, begin: Callable[..., Path], count: int) -> dict[str, 
         "engine": engine,
         "sites": count,
         "load": round(load, 1),
-        "join_cpu": joined / count,
+        "join_cpu": joined,
+        "ready_cpu": ready,
         "first": rounds[0] - began,
         "first_cpu": first_cpu,
         "round": sum(later) / max(1, len(later)),
@@ -142,7 +167,7 @@ def _nvflare(folder: Path, tables: dict[str, Path], costs: Costs) -> Path:
     costs.start([*_FALD, "federation", "serve", str(trial)], folder)
     for site, table in tables.items():
         kit = str(trial / "sites" / site)
-        costs.start([*_FALD, "federation", "join", kit, "--data", str(table)], folder)
+        costs.start([*_FALD, "federation", "join", kit, "--data", str(table)], folder, site=True)
     _until(lambda: f"{len(tables)} of {len(tables)} sites joined" in _said(folder), folder)
     return trial
 
@@ -159,14 +184,14 @@ def _flower(folder: Path, tables: dict[str, Path], costs: Costs) -> Path:
     }
     link = ["--insecure", "--host", "127.0.0.1", "--port", str(port), "--database", str(folder / "link.db")]
     call = [f"{here}/flower-superlink", *link, "--disable-runtime-dependency-installation"]
-    costs.start(call, folder, **quiet)
+    costs.start(call, folder, environment=quiet)
     _until(lambda: _listens(port), folder)
     for site, table in tables.items():
         (folder / site).mkdir()
         (folder / site / "site.toml").write_text(f'name = "{site}"\ndata = {json.dumps(str(table))}\n')
         own = ["--host", "127.0.0.1", "--port", str(_free_port()), "--superlink", f"127.0.0.1:{port}"]
         call = [sys.executable, "-m", "fald.federation.engines.flower.supernode", str(folder / site)]
-        costs.start([*call, "--insecure", *own], folder, **quiet)
+        costs.start([*call, "--insecure", *own], folder, site=True, environment=quiet)
     trial.mkdir()
     about = f'name = "trial"\nengine = "flower"\nsites = {json.dumps(list(tables))}\nhost = "127.0.0.1"\n'
     (trial / "federation.toml").write_text(f"{about}port = {port}\n")
@@ -206,10 +231,11 @@ def _listens(port: int) -> bool:
 
 def table(found: list[dict[str, Any]]) -> list[str]:
     """Lines of Markdown, with what was wanted."""
-    heads = "| engine | sites | load | CPU s per site to join | s to round 1 | CPU s | s per round after |"
-    lines = ["", heads, "|---|---|---|---|---|---|---|"]
+    heads = ["engine", "sites", "load", "CPU s per site to join", "to be ready", "s to round 1", "CPU s"]
+    lines = ["", f"| {' | '.join([*heads, 's per round after'])} |", "|---" * 8 + "|"]
     for one in found:
-        numbers = f"{one['join_cpu']:.1f} | {one['first']:.1f} | {one['first_cpu']:.1f} | {one['round']:.1f}"
+        keys = ("join_cpu", "ready_cpu", "first", "first_cpu", "round")
+        numbers = " | ".join(f"{one[key]:.1f}" for key in keys)
         lines.append(f"| {one['engine']} | {one['sites']} | {one['load']:g} | {numbers} |")
     wanted = ", ".join(f"{LIMITS[n]:g} s with {n} sites" for n in (4, 20))
     each = f"{LIMITS['join_cpu']:g} CPU-seconds per site to join, {LIMITS['round']:g} s per round"

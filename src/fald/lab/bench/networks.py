@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 from jax.flatten_util import ravel_pytree
 
 import fald
@@ -19,6 +20,7 @@ from fald.lab import methods as samplers
 from fald.lab import networks
 from fald.lab.bench.many import images, rounds_of
 from fald.lab.bench.timing import Case, Contender, Mark
+from fald.results.tree import posterior_groups
 
 _CLIENTS, _ROWS, _PIXELS, _BATCH, _STEPS = 10, 600, 784, 64, 10
 _STEP, _TEMPERATURE = 1e-7, 0.1
@@ -27,7 +29,7 @@ _CHAINS = 2
 
 
 def cases(quick: bool) -> list[Case]:
-    """G: a convolutional network; H: a residual one; I: a perceptron."""
+    """G: a convolutional network; H: a residual one; I: a perceptron; J: results of many parameters."""
     rows = images(np.random.default_rng(0), _CLIENTS * _ROWS, _PIXELS)
     data = fald.FederatedData(rows, np.arange(_CLIENTS + 1) * _ROWS, tuple(map(str, range(_CLIENTS))))
     method = samplers.fald(local_steps=_STEPS, step_size=_STEP, temperature=_TEMPERATURE, batch_size=_BATCH)
@@ -62,7 +64,26 @@ def cases(quick: bool) -> list[Case]:
         about = f"{title}, {model.dim:,} parameters, {_CLIENTS} clients, batch {_BATCH}, K = {_STEPS}"
         return Case(name, about, "round of all clients", _BY_HAND, contenders, marks)
 
-    return [case(name, *about) for name, about in models.items()]
+    return [*[case(name, *about) for name, about in models.items()], _summaries(quick)]
+
+
+def _summaries(quick: bool) -> Case:
+    """The table and the verdict of draws of a million parameters."""
+    shape = (1000, 100 if quick else 1000)
+    model = fald.Model(lambda p: jnp.zeros(()), lambda p, x: jnp.zeros(()), {"w": jnp.zeros(shape)})
+    flat = np.random.default_rng(0).standard_normal((4, 30, model.dim), np.float32)
+    tree = xr.DataTree.from_dict(posterior_groups(model, flat))
+    contenders = {
+        "sum of squares in NumPy": Contender(lambda: np.square(flat).sum(), 1),
+        "fald.summary": Contender(lambda: fald.summary(tree), 1),
+        "diagnostics.verdict": Contender(lambda: fald.diagnostics.verdict(tree), 1),
+    }
+    marks = [
+        Mark(f"CPU-seconds of {name}", lambda t, limits, name=name: t[name].cpu, 3.0, at_most=True)
+        for name in list(contenders)[1:]
+    ]
+    about = f"results of {model.dim:,} parameters, 4 chains of 30 draws"
+    return Case("J", about, "all draws", "sum of squares in NumPy", contenders, marks)
 
 
 def _by_hand(model: fald.Model, rows: Any, rounds: int) -> Callable[[], object]:

@@ -23,9 +23,10 @@ WORKLOADS = {
     "images": "B, C: image classifiers against PyTorch",
     "chains": "D: many chains of a logistic regression against a Python loop and BlackJAX",
     "many": "E: 1,000 and 100,000 clients",
-    "networks": "G, H, I: networks against loops written by hand",
+    "networks": "G, H, I: networks against loops written by hand; J: results of a million parameters",
     "start": "F: import, compilation, demo",
     "scaling": "cost of a round along K, participants, batch and features",
+    "fit": "J: fald.fit beside rstanarm and NumPyro on pooled rows, and along rows, parameters and sites",
     "federations": "joining, beginning and rounds of federations of 4 and 20 sites on this machine",
 }
 _REPEATS = {
@@ -36,6 +37,7 @@ _REPEATS = {
     "networks": 5,
     "start": 3,
     "scaling": 9,
+    "fit": 3,
     "federations": 1,
 }
 
@@ -48,7 +50,7 @@ def run(
     repeats: int | None = None,
     report: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Measure workloads and write ``bench.json``, ``bench.md``, ``history.jsonl`` and ``scaling.svg``.
+    """Measure workloads and write ``bench.json``, ``bench.md``, ``history.jsonl`` and pictures.
 
     Parameters
     ----------
@@ -98,6 +100,9 @@ def run(
         if name == "scaling":
             document["scaling"] = module.measure(count)
             module.plot(document["scaling"], out / "scaling.svg")
+        elif name == "fit":
+            document["fit"] = module.measure(quick, count)
+            module.plot(document["fit"], out / "fit.svg")
         elif name == "federations":
             document["federations"] = module.measure(quick)
         else:
@@ -191,8 +196,9 @@ def markdown(document: Mapping[str, Any], last: Mapping[str, Any] | None = None)
         seconds = ", ".join(f"{1e3 * s:.1f}" for s in one["seconds"])
         fit = f"{1e3 * one['intercept']:.1f} + {1e3 * one['slope']:.3g} × value"
         lines.append(f"| {one['axis'].replace('_', '-')} | {values} | {seconds} | {fit} | {one['r2']:.4f} |")
-    if document.get("federations"):
-        lines += importlib.import_module("fald.lab.bench.federations").table(document["federations"])
+    for name in ("fit", "federations"):
+        if document.get(name):
+            lines += importlib.import_module(f"fald.lab.bench.{name}").table(document[name])
     return "\n".join(lines)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fald.problem.data import FederatedData
 
 Features = int | Sequence[str]
+_PART = 1 << 20  # rows that are looked at at once
 
 
 def feature_names(features: Features) -> list[str]:
@@ -55,18 +56,26 @@ def outcomes(data: FederatedData, features: Sequence[str]) -> np.ndarray:
             hint="give the model as many features as X has columns",
         )
     limit = float(np.sqrt(np.finfo(float_dtype()).max))
-    if x.size and x.dtype.kind == "f" and float(np.max(np.abs(x))) > limit:
-        row, column = divmod(int(np.argmax(np.abs(x))), x.shape[1])
-        raise DataError(
-            f"feature {features[column]!r} has the value {x[row, column]:g}, "
-            f"too large to square in {float_dtype()}",
-            hint="correct it, or declare a scaling for the column",
-        )
+    for first in range(0, len(x), _PART) if x.size and x.dtype.kind == "f" else ():
+        part = np.abs(x[first : first + _PART])
+        if float(np.max(part)) > limit:
+            row, column = divmod(int(np.argmax(part)), x.shape[1])
+            raise DataError(
+                f"feature {features[column]!r} has the value {x[first + row, column]:g}, "
+                f"too large to square in {float_dtype()}",
+                hint="correct it, or declare a scaling for the column",
+            )
     if np.ndim(y) != 1:
         raise DataError(
             f"outcomes must be one number per row; y has shape {np.shape(y)}", hint="pass y.ravel()"
         )
     return np.asarray(y)
+
+
+def distinct(y: np.ndarray) -> np.ndarray:
+    """Distinct outcomes in ascending order, found part by part: rows may be mapped from a file."""
+    parts = [np.unique(y[first : first + _PART]) for first in range(0, len(y), _PART)]
+    return np.unique(np.concatenate(parts)) if parts else np.asarray(y)
 
 
 def regression(
@@ -90,14 +99,15 @@ def regression(
     loglikelihood_fn, mean_fn
         Log likelihood of one example ``(x, y)``; expected outcome from a + xᵀb.
     check_outcome
-        ``(y, whole) -> problem``: what is wrong with outcomes, of all clients or of one; empty if nothing.
+        ``(values, whole) -> problem``: what is wrong with distinct outcomes, of all clients or of one; empty
+        if nothing.
     others
         What else the ``Model`` says of itself.
     """
     names = feature_names(features)
 
     def check_fn(data: FederatedData) -> None:
-        problem = check_outcome(outcomes(data, names), not data.part)
+        problem = check_outcome(distinct(outcomes(data, names)), not data.part)
         if problem:
             raise DataError(f"{name} regression: {problem}", hint="check the target column")
 
@@ -124,13 +134,13 @@ def check_classes(num_classes: int, names: Sequence[str]) -> Callable[[Federated
     """A ``check_fn`` for outcomes that are one of several classes."""
 
     def check_fn(data: FederatedData) -> None:
-        y = outcomes(data, names)
+        y = distinct(outcomes(data, names))
         if np.any(y != np.floor(y)) or np.any(y < 0) or np.any(y >= num_classes):
             raise DataError(
                 f"labels must be whole numbers 0 to {num_classes - 1}; got {np.min(y)} to {np.max(y)}",
                 hint="recode the target, or change num-classes",
             )
-        if not data.part and len(np.unique(y)) < 2:
+        if not data.part and len(y) < 2:
             raise DataError(f"all labels are {y[0]}; a classifier needs at least two classes")
 
     return check_fn

@@ -59,8 +59,7 @@ def logistic_regression(features: Features, *, prior_scale: float = 2.5) -> Mode
         logit = linear_predictor(position, x)
         return y * logit - _softplus(logit)
 
-    def check_outcome(y, whole):
-        values = np.unique(y)
+    def check_outcome(values, whole):
         if not np.all(np.isin(values, (0, 1))):
             return f"outcomes must be 0 or 1; got {values[:5].tolist()}"
         if whole and len(values) < 2:

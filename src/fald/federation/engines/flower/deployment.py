@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from fald.core.errors import ConfigError
 from fald.federation.engines import Finding, JoinedSite, Report, Situation
 from fald.federation.engines.flower import submit
-from fald.federation.folder import FederationSettings
+from fald.federation.folder import CLOCK, FederationSettings
 
 
 def _by_hand(what: str) -> NoReturn:
@@ -67,9 +67,13 @@ class Flower:
         return Situation({}, tuple(submit.unfinished(folder)))
 
     def examine(self, folder: Path) -> list[Finding]:
-        """Whether the SuperLink answers."""
-        runs = submit.unfinished(folder)
-        return [Finding("ok", "server", f"the SuperLink answers; runs going on: {len(runs)}")]
+        """Whether the SuperLink answers, and its clock; those of sites are compared when a run begins."""
+        runs, off = submit.unfinished(folder), submit.clock(folder)
+        told = "clock", f"that of the SuperLink is {off:+.0f} s off"
+        return [
+            Finding("ok", "server", f"the SuperLink answers; runs going on: {len(runs)}"),
+            Finding("ok", *told) if abs(off) <= CLOCK else Finding("bad", *told, "set it"),
+        ]
 
     def examine_kit(self, kit: Path) -> list[Finding]:
         """There are no kits."""

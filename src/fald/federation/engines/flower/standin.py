@@ -1,8 +1,8 @@
 """Run in place of Flower's programs at a site: the installed app, whatever app was submitted.
 
-``standin.py …`` is a SuperNode that looks for messages more often while a run goes on. In place of the program
-``flower-superexec`` it has a thread, which answers every message with the installed package: Flower and JAX
-are loaded, and programs are compiled, once for a site, not for every message.
+``standin.py …`` is a SuperNode that looks for messages more often while a run goes on. In place of the
+program ``flower-superexec`` it has a thread, which answers every message with the installed package: Flower
+and JAX are loaded, and programs are compiled, once for a site, not for every message.
 """
 
 from __future__ import annotations

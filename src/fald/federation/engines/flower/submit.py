@@ -12,12 +12,15 @@ What is made below ``coordinator/`` can be thrown away between runs.
 
 from __future__ import annotations
 
+import email.utils
 import ipaddress
 import json
 import os
+import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ from fald.federation.folder import FederationSettings, read_settings, read_submi
 
 CERTIFICATE = "ca.crt"
 _CONNECTION = "federation"
-_PATIENCE = 120.0  # seconds for one flwr command
+_PATIENCE, _QUICK = 120.0, 10.0  # seconds for one flwr command, and for a single question
 _FRESH = 20.0  # seconds for which the answer to one is believed
 _told: dict[tuple[Path, str], tuple[float, str]] = {}
 _ENDS = {"finished:completed": "done", "finished:stopped": "aborted", "finished:failed": "failed"}
@@ -99,6 +102,20 @@ def unfinished(folder: Path) -> list[str]:
     _prepare(folder)
     found = _flwr(folder, "list", _CONNECTION).get("runs", ())
     return [str(run.get("run-id")) for run in found if str(run.get("status")) not in _ENDS]
+
+
+def clock(folder: Path) -> float:
+    """Seconds by which the SuperLink's clock differs from this one, by what it says with an answer."""
+    settings, certificate = read_settings(folder), folder / CERTIFICATE
+    trusted = ssl.create_default_context(cafile=certificate) if certificate.exists() else None
+    place = f"{'http' if trusted is None else 'https'}://{settings.host}:{settings.port}/health"
+    began = time.time()
+    try:
+        with urllib.request.urlopen(place, timeout=_QUICK, context=trusted) as answer:
+            moment = email.utils.parsedate_to_datetime(answer.headers["Date"]).timestamp()
+    except (OSError, TypeError, ValueError) as error:
+        raise FederationError(f"the SuperLink does not tell the time ({error})") from error
+    return moment - min(max(moment, began - 1), time.time())  # it tells whole seconds
 
 
 def job_state(folder: Path, job_id: str) -> str:

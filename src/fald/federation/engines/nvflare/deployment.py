@@ -18,10 +18,9 @@ from fald.federation.engines.nvflare.door import contended, read_joined
 from fald.federation.engines.nvflare.jobs import AdminSession
 from fald.federation.engines.nvflare.probe import probe
 from fald.federation.engines.nvflare.process import Supervisor, keep_running
-from fald.federation.folder import FederationSettings, read_settings
+from fald.federation.folder import CLOCK, FederationSettings, read_settings
 
 _ASK = 5.0  # seconds between questions to the server
-_CLOCK = 120.0  # seconds that clocks may differ
 _SOON = 60.0  # days before its end at which a certificate is spoken of
 _DOUBT = 10.0  # seconds without a connection after which a site looks for the reason
 
@@ -179,7 +178,7 @@ def odd_sites(folder: Path) -> list[str]:
         differ = differences(about["versions"], library_versions())
         if differ:
             lines.append(f"{site} has {' and '.join(differ)}: install the same everywhere")
-        if about["clock"] is not None and abs(about["clock"]) > _CLOCK:
+        if about["clock"] is not None and abs(about["clock"]) > CLOCK:
             lines.append(f"the clock of {site} is {about['clock']:+.0f} s off: set it")
     twins = contended(folder / "server")
     return lines + [f"two processes join as {site}: its kit is in use twice, stop one" for site in twins]
@@ -248,11 +247,13 @@ class _SiteLine:
     def __init__(self, supervisor: Supervisor, site: JoinedSite):
         self._supervisor, self._site = supervisor, site
         self._asked, self._why = time.monotonic(), ""
+        self._connected = float("-inf")
 
     def look(self) -> str:
         about, now = self._site.about, time.monotonic()
-        if _is_connected(self._supervisor.pid, about["port"]):
-            self._asked, self._why = now, ""
+        recent = now - self._connected < _ASK and self._supervisor.pid is not None
+        if recent or _is_connected(self._supervisor.pid, about["port"]):
+            self._asked, self._why, self._connected = now, "", self._connected if recent else now
             return _work_line(f"connected to {about['host']}:{about['port']}", self._site.status)
         if now - self._asked > _DOUBT:
             self._asked = now

@@ -305,7 +305,7 @@ def _server_resources(kit: Path, num_sites: int) -> dict[str, Any]:
                 "args": {"uri_root": str(kit / "jobs"), "job_store_id": "job_store"},
             },
             {"id": "job_store", "path": storage},
-            _launcher("server_process_launcher.ServerProcessJobLauncher"),
+            _launcher("ServerLauncher"),
         ],
     }
 
@@ -326,13 +326,13 @@ def _site_resources() -> dict[str, Any]:
                 "args": {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0, "expiration_period": 300},
             },
             {"id": "resource_consumer", "path": consumer, "args": {}},
-            _launcher("client_process_launcher.ClientProcessJobLauncher"),
+            _launcher("SiteLauncher"),
         ],
     }
 
 
 def _launcher(name: str) -> dict[str, Any]:
-    return {"id": "process_launcher", "path": f"nvflare.app_common.job_launcher.{name}", "args": {}}
+    return {"id": "process_launcher", "path": f"fald.federation.engines.nvflare.launcher.{name}", "args": {}}
 
 
 def _authorization() -> dict[str, Any]:

@@ -93,7 +93,7 @@ class Supervisor:
         now = time.monotonic()
         if now > self._tidy_at:
             self._tidy_at = now + _TIDY
-            tidy(self.kit, is_working(self.pid))
+            tidy(self.kit)
         if self.pid is not None:
             if now - self._began > _STEADY:
                 self._pause = _FIRST_PAUSE
@@ -117,15 +117,10 @@ class Supervisor:
             self._process = None
 
 
-def tidy(kit: Path, working: bool) -> None:
-    """Keep what a long life leaves behind within bounds: the log's end, and the folders of the last jobs.
+def tidy(kit: Path) -> None:
+    """Keep what a long life of a party leaves in its folder within bounds: its log, the folders of its jobs.
 
-    Parameters
-    ----------
-    kit
-        Folder of the party.
-    working
-        Whether a job is going on; its folder is the newest.
+    The newest folder may be that of a job that is going on.
     """
     log = kit / ENGINE_LOG
     with contextlib.suppress(OSError):
@@ -134,18 +129,8 @@ def tidy(kit: Path, working: bool) -> None:
             os.truncate(log, 0)
     jobs = [path for path in kit.iterdir() if path.is_dir() and _JOB.fullmatch(path.name)]
     jobs.sort(key=lambda path: path.stat().st_mtime)
-    for path in jobs[: max(0, len(jobs) - _KEPT_JOBS - working)]:
+    for path in jobs[:-_KEPT_JOBS]:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def is_working(pid: int | None) -> bool:
-    """Whether an engine's process has processes that work on a job."""
-    import psutil
-
-    try:
-        return pid is not None and bool(psutil.Process(pid).children())
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _compiled_programs() -> dict[str, str]:
