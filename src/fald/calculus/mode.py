@@ -227,7 +227,7 @@ def descend_all(
     """
     position = np.array(starts, np.float64)
     everyone = np.arange(len(position))
-    first = reports_fn(everyone, position)
+    first = reports_fn(everyone, position.copy())  # who asks may keep it, and positions move on
     here = Report(*(np.array(part, np.float64) for part in first))
     step, decrement = np.zeros_like(position), np.full(len(position), np.inf)
     exchanges, failed = np.ones(len(position), int), [""] * len(position)
