@@ -22,13 +22,13 @@ from fald.federation.site.confined import Confined, Limits
 STAND_IN = """
 import json, os, sys, time
 from multiprocessing.connection import Connection
-pipe = Connection(int(sys.argv[1]))
+pipe, letters = Connection(int(sys.argv[1])), int(sys.argv[2])
 about = json.loads(pipe.recv_bytes())
 if about["name"] == "ends":
     sys.exit(3)
 pipe.send_bytes(b"no" if about["name"] == "rude" else b"ready")
 while True:
-    content = pipe.recv_bytes()
+    content = os.pread(letters, int.from_bytes(pipe.recv_bytes(), "little"), 0)
     print("words of a model", flush=True)
     if content == b"end":
         os._exit(1)
@@ -37,7 +37,8 @@ while True:
     if content == b"who":
         who = {"pid": os.getpid(), "session": os.getsid(0), "stdin": sys.stdin.read(), "about": about}
         content = json.dumps({**who, "safe": sys.flags.safe_path}).encode()
-    pipe.send_bytes(content)
+    os.pwrite(letters, content, 0)
+    pipe.send_bytes(len(content).to_bytes(8, "little"))
 """
 
 
@@ -184,20 +185,21 @@ def test_the_process_limits_itself_before_it_reads_a_message(tmp_path, monkeypat
         answers.append(mine.recv_bytes())
         told.append("ready")
         for content in (b"one", b"two"):
-            mine.send_bytes(content)
-            answers.append(mine.recv_bytes())
+            confined._put(mine, letters, content)
+            answers.append(confined._take(mine, letters))
         mine.close()
 
-    speaker = threading.Timer(0, speak)
+    speaker, letters = threading.Thread(target=speak, daemon=True), confined._open_letters()
     speaker.start()
     try:
-        confined.main(str(os.dup(theirs.fileno())))
+        confined.main(str(os.dup(theirs.fileno())), letters)
         theirs.close()
         found = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
     finally:
         jax.config.update("jax_compilation_cache_dir", before[0])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
-        speaker.join()
+        os.close(letters)
+    speaker.join()
     assert found == ((str(tmp_path / "mine"), 9.0) if cached else (str(tmp_path / "compiled"), 0.0))
     assert answers == [b"ready", b"eno", b"owt"]
     on, off = (signal.ITIMER_REAL, 15.0), (signal.ITIMER_REAL, 0.0)
@@ -227,7 +229,7 @@ def test_settings_reach_the_process_as_they_were(tmp_path, monkeypatch):
     number = os.dup(theirs.fileno())
     theirs.close()
     threading.Timer(0, lambda: (mine.recv_bytes(), mine.close())).start()
-    confined.main(str(number))
+    confined.main(str(number), -1)
     expected = worker.SiteSettings("a", Path("s"), Path("d"), None, Path("q"), "c", ("a",))
     assert seen == [expected]
 
@@ -253,7 +255,7 @@ def test_the_process_ends_with_its_site(monkeypatch):
 
 
 def test_the_module_is_a_program(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["confined", "no number"])
+    monkeypatch.setattr(sys, "argv", ["confined", "1", "no number"])
     monkeypatch.delitem(sys.modules, confined.__name__)
     with pytest.raises(ValueError, match="no number"):
         runpy.run_module("fald.federation.site.confined", run_name="__main__")
