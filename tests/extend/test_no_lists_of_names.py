@@ -24,7 +24,8 @@ HOMES = {
 }  # fmt: skip
 # what the lab exports, and experiments that are about some of the methods or engines
 EXPERIMENTS = {
-    "lab/methods/__init__.py", "lab/bench/federations.py", "lab/reproduce/calibration.py",
+    "lab/methods/__init__.py", "lab/bench/federations.py", "lab/bench/fit.py", "lab/bench/fitters.py",
+    "lab/reproduce/calibration.py",
     "lab/reproduce/communication.py",
 }  # fmt: skip
 
