@@ -293,7 +293,7 @@ def rates(rng, rate_fn=lambda rng, n: np.ones(n), factor=1.0):
     seen = rng.poisson(rate).astype(float)
     draws = rng.gamma(seen.sum(), 1 / 150, 400)
     simulated = rng.poisson(np.broadcast_to(draws, (150, 400))).astype(float)
-    return compare(seen, np.full(150, draws.mean()), simulated, parts, 0.025)
+    return compare(seen, np.full(150, draws.mean()), simulated, parts=parts, tail=0.025)
 
 
 CHECKS = ("site_means", "squared_error", "calibration_error")
