@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.special import gammaln
 
 from fald.fewround import rays
 from fald.fewround.proposal import Proposal
@@ -294,3 +295,63 @@ def test_the_top_beyond_the_deepest_valley():
     assert (tops(level, np.array([0, 1, 2])) - R * np.arange(3)).tolist() == [9, 0, 2]
     assert tops(level, np.array([2])).tolist() == [2 * R + 2]
     assert tops(level, np.array([], int)).dtype.kind == "i"
+
+
+# -- what is but rounding -----------------------------------------------------------------------------------
+
+
+def test_twins_lie_hard_beside_the_places():
+    found = cast(CENTRE, COVARIANCE, np.zeros((0, 3)), np.random.default_rng(0), twins=True)
+    plain = cast(CENTRE, COVARIANCE, np.zeros((0, 3)), np.random.default_rng(0))
+    count = len(plain.directions) * R
+    assert (len(plain.positions), len(found.positions)) == (count, 3 * count)
+    np.testing.assert_array_equal(found.positions[:count], plain.positions)
+    for i, shift in ((1, 1e-6), (2, -1.7e-6)):
+        apart = found.positions[i * count : (i + 1) * count] - found.positions[:count]
+        np.testing.assert_allclose(apart, shift * (plain.positions - CENTRE), rtol=1e-3, atol=1e-12)
+
+
+def test_what_lies_beyond_rounding_is_not_known_and_steep_places_are():
+    line = Rays(np.zeros(1), np.eye(1), np.array([[1.0], [-1.0]]), 2, twins=True)
+    three = np.zeros((3, 2, R))
+    three[:, 0, 5:] = -1000.0
+    three[1, 0, 7] += 10.9  # a hundredth of the depth, and one nat
+    three[2, 1, 9] = 1.1
+    found = line.levels(three.ravel())
+    np.testing.assert_array_equal(found[0], three[0, 0])
+    assert np.isneginf(found[1, 9:]).all()
+    assert (found[1, :9] == 0).all()
+    three[1, 0, 7] += 0.2
+    assert np.isneginf(line.levels(three.ravel())[0, 7:]).all()
+    assert np.isfinite(Rays(*line[:4]).levels(three[0].ravel())).all()
+
+
+def counted(log_r):
+    """Log pmf of a negative binomial as it is usually written, rounding beyond r = 10^12; and a prior."""
+    r, y = np.exp(log_r), 40.0
+    both = np.logaddexp(3.0, log_r)
+    pmf = gammaln(y + r) - gammaln(r) - gammaln(y + 1) + r * (log_r - both) + y * (3.0 - both)
+    return 200 * pmf - log_r**2 / 8
+
+
+def test_rounding_is_not_taken_for_mass():
+    """A rise of hundreds of nats at log r = 37 is rounding; the same rise of a smooth density is mass."""
+
+    def share(value_fn, twins):
+        """How often of 201 times far mass was seen."""
+        seen = 0
+        for centre in np.linspace(3.9, 4.1, 201):
+            line = Rays(np.array([centre]), 0.25 * np.eye(1), np.ones((1, 1)), 1, twins=twins)
+            levels = line.levels(value_fn(line.positions[:, 0]))
+            found = far(levels, np.full(levels.shape, np.inf), 1, count=4096, quantile=2.0)
+            seen += found.share.max() > 1e-6
+        return seen
+
+    def smooth(log_r):
+        real = np.logaddexp(counted(np.minimum(log_r, 20.0)), -1e3 * (log_r / 36 - 1) ** 2 + 500)
+        return real - log_r**2 / 8
+
+    assert np.max(counted(np.linspace(25, 40, 2000))) > counted(4.0) + 100
+    assert share(counted, twins=False) > 30
+    assert share(counted, twins=True) <= 6  # where the one place before the highest looks sound by chance
+    assert share(smooth, twins=True) == 201

@@ -155,7 +155,10 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         search.climbers = Climbers(base, search.generator(7), _reach(search, spread))
     around = search.climbers.positions
     # the first draws certify nothing yet, and the proposal may be far off
-    cast = rays.cast(centre, spread, search.climbers.thin, search.generator(8)) if search.batches else None
+    cast = None
+    if search.batches:
+        thin = search.climbers.thin
+        cast = rays.cast(centre, spread, thin, search.generator(8), twins=search.suspicious)
     parts = [
         tries,
         modes.paths(known),
@@ -245,19 +248,24 @@ def _expected(base: Proposal, last: DrawBatch, undefined: Array) -> tuple[Array,
 
 
 def _look_out(search: Search, cast: rays.Rays, values: Array, state: State) -> Condition:
-    """What the rays say about mass far out; the proposal is widened where draws miss it."""
+    """What the rays say about mass far out; the proposal is widened where draws miss it.
+
+    What looks like mass may be rounding: it is looked at twice before anything follows from it.
+    """
     last, dim = search.batches[-1], search.target.dim
-    weights = values - proposal.log_density(last.proposal, last.count, cast.positions) - state.log_mass
-    shape = (len(cast.directions), -1)
+    levels = cast.levels(values)
+    places = cast.positions[: levels.size]
+    density = proposal.log_density(last.proposal, last.count, places).reshape(levels.shape)
     many = {"count": len(last.positions), "quantile": certify.quantile(dim)}
-    found = rays.far(values.reshape(shape), weights.reshape(shape), dim, **many)
+    found = rays.far(levels, levels - density - state.log_mass, dim, **many)
     check = certify.far_mass(cast, found, search.tolerance, search.names)
-    if not check.holds:
+    if not check.holds and search.suspicious:
         search.wide = rays.joined(search.wide, rays.wide_cores(cast, found, search.tolerance / 2))
         missed = found.missed.max(axis=1)
-        hills = np.flatnonzero((valley(values.reshape(shape)) > _HILL) & (missed > search.tolerance / 2))
-        tops = cast.positions[rays.tops(values.reshape(shape), hills)]
+        hills = np.flatnonzero((valley(levels) > _HILL) & (missed > search.tolerance / 2))
+        tops = places[rays.tops(levels, hills)]
         search.modes.send_apart(tops[np.argsort(-missed[hills], kind="stable")[:8]])
+    search.suspicious |= not check.holds
     return check
 
 

@@ -259,10 +259,11 @@ def _shown(
     names = list(target.model.parameter_names)
     positions, both = last[-1], np.concatenate(last)
     chosen = both[rng.permutation(len(both))[: 2 * _STATES]]
-    cast = rays.cast(positions.mean(axis=0), np.cov(positions.T), np.zeros((0, target.dim)), rng)
+    nothing = np.zeros((0, target.dim))
+    cast = rays.cast(positions.mean(axis=0), np.cov(positions.T), nothing, rng, twins=True)
     sums = yield {"states": chosen, "points": cast.positions}
     slopes = target.gradients(chosen, sums)[1]
-    out = target.values(cast.positions, sums["point_values"]).reshape(len(cast.directions), -1)
+    out = cast.levels(target.values(cast.positions, sums["point_values"]))
     # no density of the chains is known: what lies far out must be little
     found = rays.far(out, np.full(out.shape, np.inf), target.dim, count=len(positions), quantile=1.0)
     return [

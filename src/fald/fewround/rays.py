@@ -30,24 +30,51 @@ _MOST_WIDE = 8  # wide cores at most, by direction
 _MOST_KEPT = 12  # wide cores of all looks together
 _WIDE_WEIGHT = 0.3  # of all wide cores together
 _ALIKE = 0.9  # cosine of two directions that are one
+_BESIDE = (0.0, 1e-6, -1.7e-6)  # a place and its twins, relative to the distance
+_ROUNDING, _STEEPEST = 1.0, 0.01  # nats between twins that no density has, more of them far down
 
 
 class Rays(NamedTuple):
     """A frame, centre (d,) and lower factor (d, d), and unit directions (K, d) in its coordinates.
 
-    The first ``special`` directions are chosen, the others random.
+    The first ``special`` directions are chosen, the others random. With ``twins`` every place has two more
+    hard beside it: a density is nearly the same at all three, and what differs is rounding.
     """
 
     centre: Array
     factor: Array
     directions: Array
     special: int
+    twins: bool = False
 
     @property
     def positions(self) -> Array:
-        """(K·R, d) parameters on the rays."""
-        z = self.directions[:, None] * RADII[:, None]
-        return self.centre + z.reshape(-1, len(self.centre)) @ self.factor.T
+        """(K·R, d) parameters on the rays, and twice as many again where they have twins."""
+        z = (self.directions[:, None] * RADII[:, None]).reshape(-1, len(self.centre))
+        z = np.concatenate([(1 + shift) * z for shift in _BESIDE]) if self.twins else z
+        return self.centre + z @ self.factor.T
+
+    def levels(self, values: Array) -> Array:
+        """(K, R) values at the places, from those at all positions; −∞ from where they are but rounding.
+
+        Far out a likelihood that subtracts large numbers from each other (gammaln(y + r) − gammaln(r) with
+        r = 10^16) rises and falls by thousands of nats between neighbours, and the farther the more. That is
+        no mass: there the posterior is not known, as where it is not a number.
+
+        Examples
+        --------
+        >>> rays = Rays(np.zeros(1), np.eye(1), np.ones((1, 1)), 1, twins=True)
+        >>> smooth, noise = -np.arange(32.0), np.r_[np.zeros(30), 900.0, 0.0]
+        >>> rays.levels(np.concatenate([smooth, smooth + noise, smooth]))[0, -3:]
+        array([-29., -inf, -inf])
+        """
+        here, *beside = values.reshape(-1, len(self.directions), len(RADII))
+        depth = np.maximum(here[:, :1] - here, 0.0)
+        with np.errstate(invalid="ignore"):
+            noisy = [np.abs(here - other) > _ROUNDING + _STEEPEST * depth for other in beside]
+        if not noisy:
+            return here
+        return np.where(np.logical_or.accumulate(np.any(noisy, axis=0), axis=1), -np.inf, here)
 
 
 class Far(NamedTuple):
@@ -78,7 +105,9 @@ def families(dim: int) -> list[int]:
     return sorted({1, min(2, dim), max(1, dim // 2), dim})
 
 
-def cast(centre: Array, covariance: Array, thin: Array, rng: np.random.Generator) -> Rays:
+def cast(
+    centre: Array, covariance: Array, thin: Array, rng: np.random.Generator, *, twins: bool = False
+) -> Rays:
     """Rays along coordinates, principal axes, thin far mass and at random, both ways.
 
     Parameters
@@ -89,6 +118,8 @@ def cast(centre: Array, covariance: Array, thin: Array, rng: np.random.Generator
         (T, d) further directions, in parameters, along which mass far out was suspected.
     rng
         For the random ones.
+    twins
+        Whether every place is looked at twice, to tell mass from rounding.
     """
     d, factor = len(centre), cholesky(covariance)
     _, axes = np.linalg.eigh(covariance / np.sqrt(np.outer(np.diag(covariance), np.diag(covariance))))
@@ -102,7 +133,7 @@ def cast(centre: Array, covariance: Array, thin: Array, rng: np.random.Generator
             kept.append(i)
     chosen, count = chosen[kept], int(np.sum(np.array(kept) < len(special)))
     both = np.concatenate([chosen[:count], -chosen[:count], chosen[count:], -chosen[count:]])
-    return Rays(centre, factor, both, 2 * count)
+    return Rays(centre, factor, both, 2 * count, twins)
 
 
 def far(values: Array, log_weights: Array, dim: int, *, count: int, quantile: float) -> Far:

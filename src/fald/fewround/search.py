@@ -75,6 +75,7 @@ class Search:
     highest: float = -np.inf
     smoothed: Derivatives | None = None
     wide: Proposal | None = None
+    suspicious: bool = False  # whether something was seen far out
     stalled: bool = False
     heavy_rounds: int = 0
     trace: list[dict[str, Any]] = field(default_factory=list)

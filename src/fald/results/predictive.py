@@ -26,6 +26,7 @@ SMALLEST_CELL = 10
 """Averages over fewer rows than this are not shown: they would describe single rows."""
 
 _MOST_DRAWS, _FEWEST_DRAWS, _MOST_VALUES = 400, 100, 4e7
+_SHARES = ("share of rows in their likeliest class", "share of rows with the outcome")
 _MOST_BINS, _ROWS_PER_BIN = 10, 20
 
 
@@ -77,9 +78,14 @@ def predictive_checks(
     (True, ['a', 'b'])
     """
     tail = (1 - check_level(level)) / 2
-    seen, expected, simulated, outcome = _outcomes(model, require_posterior(tree), data, seed)
+    seen, chance, simulated, outcome = _outcomes(model, require_posterior(tree), data, seed)
     parts = dict(zip(data.names, map(slice, data.offsets[:-1], data.offsets[1:])))
-    return {"outcome": outcome, "level": level, **compare(seen, expected, simulated, parts=parts, tail=tail)}
+    found = compare(seen, chance.mean(axis=1), simulated, parts=parts, tail=tail)
+    if outcome in _SHARES:
+        for site, rows in zip(found["sites"], parts.values()):
+            if site["distance"] is not None:
+                site |= _of_coins(site["seen"], chance[rows])
+    return {"outcome": outcome, "level": level, **found}
 
 
 def compare(
@@ -113,7 +119,7 @@ def compare(
 def _outcomes(
     model: Model, tree: xr.DataTree, data: FederatedData, seed: int
 ) -> tuple[Array, Array, Array, str]:
-    """Outcomes (n,), their expectations (n,), simulated ones (n, draws), and what they are.
+    """Outcomes (n,), their expectations and simulated ones under every draw (n, draws), and what they are.
 
     With several classes an outcome is whether the most probable class of the row was the right one.
     """
@@ -134,9 +140,9 @@ def _outcomes(
         top = means.mean(axis=1).argmax(axis=1)
         chance = np.take_along_axis(means, top[:, None, None], axis=2)[:, :, 0]
         right = (seen == top).astype(float)
-        return right, chance.mean(axis=1), _coins(chance, seed), "share of rows in their likeliest class"
+        return right, chance, _coins(chance, seed), _SHARES[0]
     if np.isin(seen, (0, 1)).all() and means.min() >= 0 and means.max() <= 1:
-        return seen, means.mean(axis=1), _coins(means, seed), "share of rows with the outcome"
+        return seen, means, _coins(means, seed), _SHARES[1]
     if model.simulate_fn is None:
         raise DataError("the model cannot simulate outcomes")
     simulate = jax.vmap(model.simulate_fn, in_axes=(0, 0, None))
@@ -144,12 +150,26 @@ def _outcomes(
     drawn = jax.jit(lambda k, z: jax.lax.map(lambda row: simulate(row[0], positions, row[1]), (k, z)))(
         keys, x
     )
-    return seen, means.mean(axis=1), np.asarray(drawn, float), "mean outcome"
+    return seen, means, np.asarray(drawn, float), "mean outcome"
 
 
 def _coins(chance: Array, seed: int) -> Array:
     """Outcomes 0 and 1: their mean is all there is to know about their law."""
     return (np.random.default_rng(seed).random(chance.shape) < chance).astype(float)
+
+
+def _of_coins(seen: float, chance: Array) -> dict[str, float]:
+    """Expectation and distance of the mean of 0s and 1s, whose law needs no simulation: chances (n, draws).
+
+    Examples
+    --------
+    >>> _of_coins(0.75, np.full((100, 3), 0.5))
+    {'expected': 0.5, 'distance': 5.0}
+    """
+    means = chance.mean(axis=0)
+    variance = means.var() + np.mean(np.mean(chance * (1 - chance), axis=0)) / len(chance)
+    expected = float(means.mean())
+    return {"expected": expected, "distance": float((seen - expected) / max(np.sqrt(variance), 1e-12))}
 
 
 def _over_rows(function: Any, positions: Any, x: jax.Array) -> jax.Array:
