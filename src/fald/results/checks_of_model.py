@@ -116,7 +116,10 @@ def _prior(facts: Facts) -> Check:
     if lone:
         worst = max(lone, key=lone.__getitem__)
         said = f"The rows say little about {worst}: its interval is mostly that of the prior."
-        advice = "state the prior beside this effect, or leave the feature out"
+        advice = (
+            "state the prior beside this effect, or leave the feature out; one of very small values needs "
+            "another unit ([data.scaling])"
+        )
         return Check(name, "amber", number(lone[worst]), said, rule, advice)
     said = "The prior hardly moves any estimate: the rows decide."
     return Check(name, "green", number(max(r["prior"] for r in found)), said, rule)
@@ -125,12 +128,16 @@ def _prior(facts: Facts) -> Check:
 def _columns(facts: Facts) -> Check:
     name, found = "Columns", facts["columns"]
     rule = (
-        "red if a column is a copy of another or an exact sum of others, amber if it has one value or is "
-        f"such a sum but for a hundredth of its variance (variance inflation above {VIF_LIMIT:g})"
+        "red if the outcome has one value, or a column is a copy of another or an exact sum of others; amber "
+        "if a column has one value or is such a sum but for a hundredth of its variance (variance inflation "
+        f"above {VIF_LIMIT:g})"
     )
     if found is None:
         said = f"Whether columns repeat each other was not checked: {facts['no_rows']}."
         return Check(name, "none", "", said, rule)
+    if found["outcome"]:
+        said = f"The same value of {found['outcome'][0]} stands in every row: there is nothing to explain."
+        return Check(name, "red", "outcome", said, rule, "look at how the outcome was recorded")
     if found["copies"]:
         first, second = found["copies"][0]
         said = (

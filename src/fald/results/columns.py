@@ -31,7 +31,7 @@ def redundant_columns(data: FederatedData) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``constant``: columns with one value. ``copies``: pairs of columns of which one is the other, shifted
+        ``outcome``: that of all rows, if it is one value. ``constant``: columns with one value. ``copies``: pairs of columns of which one is the other, shifted
         and scaled. ``dependent``: columns that are exact sums of others, copies apart. ``inflated``: those
         whose factor is above 100, with it.
 
@@ -49,7 +49,7 @@ def redundant_columns(data: FederatedData) -> dict[str, Any]:
     >>> found["constant"], found["copies"], found["dependent"]
     (['3'], [('0', '2')], [])
     """
-    x, _, names = _table(data)
+    x, y, names = _table(data)
     spread = x.std(axis=0)
     moving = [i for i in range(x.shape[1]) if spread[i] > _EXACT * np.abs(x[:, i]).max()]
     named = [names[i] for i in moving]
@@ -59,6 +59,7 @@ def redundant_columns(data: FederatedData) -> dict[str, Any]:
     kept = [j for j in range(len(named)) if j not in {second for _, second in copies}]
     left = _left(related[np.ix_(kept, kept)])
     return {
+        "outcome": [data.target or "the outcome"] if np.ptp(y) <= _EXACT * np.abs(y).max() else [],
         "constant": [names[i] for i in range(x.shape[1]) if i not in moving],
         "copies": [(named[i], named[j]) for i, j in copies],
         "dependent": [named[j] for j, share in zip(kept, left) if share <= _EXACT],

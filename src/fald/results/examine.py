@@ -71,7 +71,8 @@ class Examined:
         """Raise ``DiagnosticsError`` where ``--strict`` objects: a check is red, or the chains need care."""
         objections = self.judgement["objections"]
         if objections:
-            found = [c["advice"] for c in self.judgement["checks"] if c["colour"] in ("red", "amber")]
+            bad = [c for c in self.judgement["checks"] if c["colour"] == "red" or c["strict"]]
+            found = [c["advice"] for c in sorted(bad, key=lambda c: c["colour"] != "red")]
             raise DiagnosticsError(" ".join(objections), hint=next((a for a in found if a), ""))
 
 
