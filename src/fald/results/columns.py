@@ -31,9 +31,9 @@ def redundant_columns(data: FederatedData) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``outcome``: that of all rows, if it is one value. ``constant``: columns with one value. ``copies``: pairs of columns of which one is the other, shifted
-        and scaled. ``dependent``: columns that are exact sums of others, copies apart. ``inflated``: those
-        whose factor is above 100, with it.
+        ``outcome``: that of all rows, if it is one value. ``constant``: columns with one value.
+        ``copies``: pairs of columns of which one is the other, shifted and scaled. ``dependent``: columns
+        that are exact sums of others, copies apart. ``inflated``: those whose factor is above 100, with it.
 
     Raises
     ------
