@@ -272,6 +272,26 @@ def test_proposals_are_fitted_to_the_tails_on_which_an_sd_rests():
     assert fitted(lambda x: -(x**2) / 2 / 0.9) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("below", "lost"), [(np.inf, True), (1001.0, True), (999.0, False)])
+def test_a_proposal_that_is_lost_begins_again_at_the_highest_point_known(below, lost):
+    """As where a site of as many rows as parameters says that its residuals are nothing."""
+    from fald.fewround.adapt import adapt
+    from fald.fewround.search import DrawBatch, State
+
+    search = Search.make(fald.models.logistic_regression(1), seed=0, tolerance=0.05)
+    search.improve([Derivatives(np.array([1.0, 2.0]), -3.0, np.zeros(2), -np.diag([1.0, 4.0]))])
+    astray = proposal.gaussian(np.array([1e6, 0.0]), np.eye(2))
+    x = proposal.draw(astray, 256, 0)
+    values = -3.0 - below - 1e6 * np.arange(len(x))
+    search.batches.append(DrawBatch(2, astray, len(x), x, values, {}))
+    alone, own = weights.smooth(values), weights.moments(x, np.full(len(x), 1 / len(x)))
+    state = State(alone, alone, weights.precision(x, alone.weights), own, own, x, values)
+    found = adapt(search, state, astray)
+    assert (abs(found.means[0][0] - 1.0) < 1e-12) == lost
+    if lost:
+        np.testing.assert_allclose(found.factors[0], np.diag([1.0, 0.5]))
+
+
 def climbed(share, width, rounds, watched=False):
     """What climbers around N(0, I) in 20 dimensions find of N(c, width² I) with that share, 6 sds away."""
     d = 20

@@ -18,6 +18,7 @@ Array = NDArray[Any]
 
 _SPARE = 1.3  # times the draws that this round's errors ask for, because errors are estimates too
 _STEP = 512  # numbers of draws are multiples of it
+_LOST = 1000.0  # nats below the highest point known, at which draws say nothing of where the posterior is
 _NEAR = 10.0  # posterior sds from the mode at which the smoothed posterior takes over from Newton's method
 
 
@@ -76,6 +77,8 @@ def _tempered(search: Search, state: State, current: Proposal, best: Derivatives
         power *= 0.8
         weights = smooth(power * state.all_logs)
     if weights.ess < 5 * search.target.dim:  # hardly a draw is near: go on from the highest
+        if not np.max(search.batches[-1].values) > best.value - _LOST:
+            return proposal.gaussian(best.position, best.covariance())
         chosen = np.argsort(-search.batches[-1].values, kind="stable")[: max(20 * search.target.dim, 64)]
         own = moments(search.batches[-1].positions[chosen], np.full(len(chosen), 1 / len(chosen)))
         return proposal.gaussian(own.mean, 2 * own.covariance)

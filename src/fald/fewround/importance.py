@@ -197,6 +197,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         seen = np.concatenate([parts[4], draws])
         search.climbers.watch(seen, np.append(high, values) - proposal.log_sum(log_parts(base, seen), 1))
     names = certify.labels(search.names, len(state.precision.mean))
+    top = float(max(np.max(values), search.best.value if search.best else -np.inf))
     checks = [
         certify.khat(state.newest, len(draws)),
         certify.means_precise(state.precision, search.tolerance, names),
@@ -204,7 +205,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         certify.moments_exist(state.precision, names),
         certify.pooled_khat(state.pooled),
         certify.agreement(state.moments, state.all_moments, search.tolerance, search.names),
-        certify.tails(far, ways, float(np.max(values)), np.sqrt(np.diag(spread)), names=search.names),
+        certify.tails(far, ways, top, np.sqrt(np.diag(spread)), names=search.names),
         certify.defined(undefined, *_expected(base, search.batches[-1], undefined), search.tolerance),
         certify.mode(search.best, gain),
         certify.funnel(search.best, search.highest),
