@@ -135,6 +135,11 @@ def test_nothing_anywhere_and_weights_beyond_all_numbers():
     values = np.where(RADII < 900, -np.log(RADII) * 6, -1e6)[None]
     found = far(values, np.full((1, R), 5000.0), 1, count=100, quantile=2.0)
     np.testing.assert_allclose(found.error, np.exp(300.0) / 10)
+    # where the density of draws is not known, all that lies far out is missed, whatever has no density
+    values[0, -2:] = -np.inf
+    unknown = far(values, np.full((1, R), np.inf), 1, count=100, quantile=2.0)
+    np.testing.assert_allclose(unknown.missed, unknown.share / 2)
+    assert unknown.share.max() > 1e-4
 
 
 def test_what_may_be_missed_is_the_less_of_both():

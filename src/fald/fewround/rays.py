@@ -144,7 +144,7 @@ def far(values: Array, log_weights: Array, dim: int, *, count: int, quantile: fl
     values
         (K, R) log posterior along the rays.
     log_weights
-        (K, R) logarithm of posterior over proposal there, both normalised.
+        (K, R) logarithm of posterior over proposal there, both normalised; +∞ where no draws are known.
     dim, count, quantile
         Number of parameters, number of draws, and standard errors that stand for 95%.
     """
@@ -158,7 +158,8 @@ def far(values: Array, log_weights: Array, dim: int, *, count: int, quantile: fl
             second = values + (k + 2) * logs
             total, outside = _summed(second), _summed(second[:, beyond])
             mass = _summed(values + k * logs)
-            noise = _summed((values + log_weights + (k + 4) * logs)[:, beyond])
+            weighed = np.where(np.isneginf(values), -np.inf, values + log_weights)
+            noise = _summed((weighed + (k + 4) * logs)[:, beyond])
             log_variance = noise + mass - 2 * total
             share[:, j] = np.nan_to_num(np.exp(outside - total), nan=0.0)
             error[:, j] = np.nan_to_num(
@@ -186,9 +187,7 @@ def _summed(terms: Array) -> Array:
     last, rate = terms[:, -1], np.nan_to_num(terms[:, -1] - terms[:, -2], nan=-np.inf)
     rate = np.minimum(rate, -1e-12)
     after = rate - np.log(-np.expm1(rate))
-    return np.logaddexp(
-        np.asarray(logsumexp(terms, axis=1)), np.where(np.isneginf(last), -np.inf, last + after)
-    )
+    return np.logaddexp(np.asarray(logsumexp(terms, axis=1)), np.where(np.isinf(last), last, last + after))
 
 
 def wide_cores(rays: Rays, found: Far, limit: float) -> Proposal | None:
