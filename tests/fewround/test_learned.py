@@ -1,9 +1,12 @@
 """The surrogate that chains follow, and what their end is judged by."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fald.fewround import learned
 from fald.fewround.certify import quantile
 from fald.fewround.chains import chain_checks
 from fald.fewround.surrogate import blank, learn, wander
@@ -62,3 +65,38 @@ def test_chains_at_rest_are_called_settled():
     assert not any(settled(0.0, seed) for seed in range(3))
     # the twin: one of 121 means moved by twice what chance moves it
     assert [c.name for c in settled(2 * quantile(121) * np.sqrt(2 / 6400), 0)] == ["settled"]
+
+
+def shown(draws, values=lambda x: -np.sum(x**2, axis=1) / 2, slopes=lambda x: -x, certified=None):
+    """Names of the conditions that object to ends of chains, of a posterior that is a standard normal."""
+    target = SimpleNamespace(
+        dim=2, model=SimpleNamespace(parameter_names=("a", "b")),
+        gradients=lambda positions, sums: (None, slopes(positions)),
+        values=lambda positions, sums: values(positions),
+    )  # fmt: skip
+    last = [draws[: len(draws) // 2], draws[len(draws) // 2 :]]
+    newest = last[1] if certified is None else certified
+    asking = learned._shown(target, last, newest, np.random.default_rng(3), 0.05)
+    request = next(asking)
+    assert set(request) == {"states", "points"}
+    with pytest.raises(StopIteration) as done:
+        asking.send({"point_values": None})
+    checks = done.value.value
+    assert [c.name for c in checks] == [
+        "precision of means", "precision of sds", "moments", "scores", "far mass",
+    ]  # fmt: skip
+    return [c.name for c in checks if not c.holds]
+
+
+def test_chains_that_have_the_last_word_must_show_five_things():
+    draws = np.random.default_rng(4).standard_normal((24_000, 2))
+    assert shown(draws) == []
+    few = draws[-1000:]
+    assert shown(draws, certified=few) == ["precision of means", "precision of sds"]
+    heavy = np.random.default_rng(5).standard_t(1.5, (12_000, 1))
+    assert "moments" in shown(draws, certified=np.hstack([draws[-12_000:], heavy]))
+    assert shown(draws, slopes=lambda x: -x - 0.06) == ["scores"]
+    wide = -np.log(100.0) - 5.0
+    assert shown(
+        draws, values=lambda x: np.logaddexp(-np.sum(x**2, axis=1) / 2, wide - np.sum(x**2, axis=1) / 200)
+    ) == ["far mass"]

@@ -196,28 +196,49 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
     else:
         seen = np.concatenate([parts[4], draws])
         search.climbers.watch(seen, np.append(high, values) - proposal.log_sum(log_parts(base, seen), 1))
-    names = certify.labels(search.names, len(state.precision.mean))
-    top = float(max(np.max(values), search.best.value if search.best else -np.inf))
-    checks = [
-        certify.khat(state.newest, len(draws)),
-        certify.means_precise(state.precision, search.tolerance, names),
-        certify.sds_precise(state.precision, search.tolerance, names),
-        certify.moments_exist(state.precision, names),
-        certify.pooled_khat(state.pooled),
-        certify.agreement(state.moments, state.all_moments, search.tolerance, search.names),
-        certify.tails(far, ways, top, np.sqrt(np.diag(spread)), names=search.names),
-        certify.defined(undefined, *_expected(base, search.batches[-1], undefined), search.tolerance),
-        certify.mode(search.best, gain),
-        certify.funnel(search.best, search.highest),
-        certify.one_mode(len(modes.relevant())),
-        certify.explored(len(modes.active) + search.climbers.waiting),
-        certify.two_rounds(len(search.batches)),
-    ]
+    checks = _conditions(search, state, base, (ways, far), undefined=undefined, gain=gain)
     if cast:
         checks.append(_look_out(search, cast, out, state))
     told = {"mean": state.moments.mean, "sd": state.moments.sd}
     search.note(draws=len(draws), khat=state.newest.khat, ess=state.newest.ess, **told)
     return state, checks
+
+
+def _conditions(
+    search: Search, state: State, base: Proposal, tails: tuple[Array, Array], *, undefined: Array, gain: float
+) -> list[Condition]:
+    """Conditions on all that is known, but for what rays see far out.
+
+    Parameters
+    ----------
+    search, state, base
+        What is known, what the draws say, and the proposal that they were widened from.
+    tails
+        Directions of ``certify.tail_directions``, and the log posterior at their points.
+    undefined, gain
+        As in ``certify.defined`` and ``certify.mode``.
+    """
+    last, modes, tolerance, names = search.batches[-1], search.modes, search.tolerance, search.names
+    labels = certify.labels(names, len(state.precision.mean))
+    ways, far = tails
+    sd = np.sqrt(np.diag(proposal.overall(base)[1]))
+    waiting = 0 if search.climbers is None else search.climbers.waiting
+    top = float(max(np.max(last.values), search.best.value if search.best else -np.inf))
+    return [
+        certify.khat(state.newest, len(last.positions)),
+        certify.means_precise(state.precision, tolerance, labels),
+        certify.sds_precise(state.precision, tolerance, labels),
+        certify.moments_exist(state.precision, labels),
+        certify.pooled_khat(state.pooled),
+        certify.agreement(state.moments, state.all_moments, tolerance, names),
+        certify.tails(far, ways, top, sd, names=names),
+        certify.defined(undefined, *_expected(base, last, undefined), tolerance),
+        certify.mode(search.best, gain),
+        certify.funnel(search.best, search.highest),
+        certify.one_mode(len(modes.relevant())),
+        certify.explored(len(modes.active) + waiting),
+        certify.two_rounds(len(search.batches)),
+    ]
 
 
 def _reach(search: Search, spread: Array) -> float:

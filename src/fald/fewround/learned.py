@@ -230,14 +230,7 @@ def run_chains(
             break
     if strict and all(check.holds for check in checks):
         last = [learner.frame.positions(each) for each in ensembles]
-        known = precision(quantities(z), np.full(count, 1 / count))
-        labels = certify.labels(names, coordinates)
-        checks += [
-            certify.means_precise(known, tolerance, labels),
-            certify.sds_precise(known, tolerance, labels),
-            certify.moments_exist(known, labels),
-            *(yield from _shown(target, last, rng, tolerance)),
-        ]
+        checks += yield from _shown(target, last, quantities(z), rng, tolerance)
         trace.append(trace_row(learner.frame.positions(z)))
     failed = [check for check in checks if not check.holds]
     return chains_outcome(learner.frame.positions(z), failed, drawn.khat, trace)
@@ -253,10 +246,15 @@ def _dispersed(z: Array, rng: np.random.Generator) -> Array:
 
 
 def _shown(
-    target: Target, last: list[Array], rng: np.random.Generator, tolerance: float
+    target: Target, last: list[Array], certified: Array, rng: np.random.Generator, tolerance: float
 ) -> Server[list[Condition]]:
-    """Ask for gradients at some states of the last two trajectories' ends, and for values along rays."""
+    """Ask for gradients at some states of the last two trajectories' ends, and for values along rays.
+
+    ``certified`` are the quantities (M, k) of the newest ends that must be known to the tolerance.
+    """
     names = list(target.model.parameter_names)
+    known = precision(certified, np.full(len(certified), 1 / len(certified)))
+    labels = certify.labels(names, certified.shape[1])
     positions, both = last[-1], np.concatenate(last)
     chosen = both[rng.permutation(len(both))[: 2 * _STATES]]
     nothing = np.zeros((0, target.dim))
@@ -264,9 +262,13 @@ def _shown(
     sums = yield {"states": chosen, "points": cast.positions}
     slopes = target.gradients(chosen, sums)[1]
     out = cast.levels(target.values(cast.positions, sums["point_values"]))
+    found = rays.far(out, np.zeros_like(out), target.dim, count=len(positions), quantile=1.0)
     # no density of the chains is known: what lies far out must be little
-    found = rays.far(out, np.full(out.shape, np.inf), target.dim, count=len(positions), quantile=1.0)
+    found = found._replace(error=np.full_like(found.error, np.inf))
     return [
+        certify.means_precise(known, tolerance, labels),
+        certify.sds_precise(known, tolerance, labels),
+        certify.moments_exist(known, labels),
         certify.scores(chosen, slopes, tolerance, names),
         certify.far_mass(cast, found, tolerance, names),
     ]
