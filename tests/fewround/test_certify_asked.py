@@ -68,7 +68,8 @@ def test_every_condition_is_asked_about_what_its_name_says(asked, search):
     assert asked.pop("moments") == (state.precision, labels)
     assert asked.pop("agreement") == (state.moments, state.all_moments, 0.07, ["a", "b"])
     *first, sd, names = asked.pop("tails")
-    assert (first[0] is far, first[1] is ways, first[2], names) == (True, True, last.values.max(), ["a", "b"])
+    assert (first[0] is far, first[1] is ways, names) == (True, True, ["a", "b"])
+    assert first[2] == 1.5 > last.values.max()  # draws may have missed the top
     np.testing.assert_allclose(sd, [2.0, 3.0])
     flags, expected, distance, tolerance = asked.pop("numbers")
     assert (flags is undefined, tolerance) == (True, 0.07)

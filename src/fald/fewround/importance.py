@@ -223,7 +223,7 @@ def _conditions(
     ways, far = tails
     sd = np.sqrt(np.diag(proposal.overall(base)[1]))
     waiting = 0 if search.climbers is None else search.climbers.waiting
-    top = float(max(np.max(last.values), search.best.value if search.best else -np.inf))
+    top = float(max(np.max(last.values), search.highest))
     return [
         certify.khat(state.newest, len(last.positions)),
         certify.means_precise(state.precision, tolerance, labels),
