@@ -329,3 +329,15 @@ def test_no_more_than_all_of_the_posterior_is_said_to_be_missing():
     found = certify.defined(np.array([True, False]), np.array([1e9, 0.5]), np.ones(2), 0.05)
     assert not found.holds
     assert "about 100.0% of the posterior" in found.sentence
+
+
+@pytest.mark.parametrize(("width", "holds"), [(1.0, True), (1e-3, False)])
+def test_a_top_that_no_draw_was_near_withholds_the_certificate(width, holds):
+    """Draws of N(0, I) with even weights; the top is that of a normal so wide that has all of the mass."""
+    rng, precision = np.random.default_rng(0), np.eye(5) / width**2
+    top = -5 * np.log(width) - 2.5 * np.log(2 * np.pi)
+    best = Derivatives(np.zeros(5), top, np.zeros(5), -precision)
+    draws, weights = rng.standard_normal((4000, 5)), np.full(4000, 1 / 4000)
+    assert certify.bulk(best, draws, weights, 0.0).holds == holds
+    assert certify.bulk(best, draws, weights, 5.0).holds  # the top holds little of so much mass
+    assert certify.bulk(None, draws, weights, 0.0).holds

@@ -22,6 +22,7 @@ _FALLEN = 200.0  # nats below the top at which a tail is of no consequence
 _ARRIVED = 0.5  # Newton's step in sds at which a mode is found
 _RHAT_LIMIT = 1.01
 _QUARTERS = 4  # groups of chains, by where they began
+_SPARE = 0.02  # of the mass, that may be missed around the top
 _GAIN = 0.05  # nats by which a round must raise the top for it to be rising still
 
 
@@ -231,6 +232,26 @@ def funnel(best: Derivatives | None, highest: float) -> Condition:
         above < _GAIN,
         f"the posterior rises {above:.3g} nats above its top where it curves upwards, as in the neck of a "
         "funnel: a part so narrow that draws can miss it",
+    )
+
+
+def bulk(best: Derivatives | None, draws: Array, weights: Array, log_mass: float) -> Condition:
+    """Whether draws were where the mass around the top must be, by its height and curvature (Laplace).
+
+    A bulk that is far narrower than the draws is met by none of them, and all else looks perfect.
+    """
+    share = inside = 0.0
+    if best is not None and best.concave():
+        dim = draws.shape[1]
+        off = draws - best.position
+        near = np.einsum("ci,ij,cj->c", off, -best.hessian, off, optimize=True) < dim + 4 * np.sqrt(2 * dim)
+        share = float(np.exp(min(best.log_mass() + dim / 2 * np.log(2 * np.pi) - log_mass, 0.0)))
+        inside = float(weights[near].sum())
+    return Condition(
+        "bulk",
+        share <= 2 * inside + _SPARE,
+        f"about {share:.0%} of the mass should be around the top of the posterior, and draws found "
+        f"{inside:.0%}: a part so narrow that draws miss it",
     )
 
 

@@ -197,6 +197,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         seen = np.concatenate([parts[4], draws])
         search.climbers.watch(seen, np.append(high, values) - proposal.log_sum(log_parts(base, seen), 1))
     checks = _conditions(search, state, base, (ways, far), undefined=undefined, gain=gain)
+    checks.append(certify.bulk(search.best, draws, state.newest.weights, state.log_mass))
     if cast:
         checks.append(_look_out(search, cast, out, state))
     told = {"mean": state.moments.mean, "sd": state.moments.sd}
