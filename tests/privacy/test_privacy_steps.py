@@ -292,6 +292,8 @@ def test_tables_of_draws_have_their_shapes():
             epsilon([1, 1, 0], replace(drawn, participation=with_replacement(2), **twice))
     part = replace(drawn, participation=with_replacement(2), noise="paper")
     np.testing.assert_allclose(epsilon(2 * table, part).epsilon, epsilon(table, part).epsilon)
+    less = replace(part, noise="realised")  # whoever is drawn twice adds less noise
+    assert np.all(epsilon(2 * table, less).epsilon[:2] > 1.2 * epsilon(table, less).epsilon[:2])
     with pytest.raises(ConfigError, match="more often"):
         epsilon(3 * table, part)
     everybody = replace(drawn, participation=None)
