@@ -145,6 +145,8 @@ def test_verdict_modes_and_target():
     found = judgement(made_checks(facts))
     assert found["first"] == "Do not use: The accuracy asked for was not reached: uneven weights."
     assert found["reasons"][0].endswith("What to do: allow more rounds.")
+    for other in ("", "stopped"):  # whatever is not reached
+        assert colour(of_run(FITTED, verdict=other, reason="", advice=""), "Accuracy") == "red"
     assert colour({**FITTED, "modes": 2}, "Further solutions") == "amber"
     assert colour({**FITTED, "modes": 1}, "Further solutions") == "green"
     assert colour(of_run(CHAIN, pseudo_posterior=True), "Target") == "amber"
