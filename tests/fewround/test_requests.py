@@ -49,7 +49,7 @@ def test_every_part_has_a_type_and_a_shape(name):
     for right in (least, most):
         check_request(with_part(name, array(kind, right)), DIM)
     wrong = [(*least, 1), (1, *least)] + ([least[1:]] if least else [])
-    for i, letter in enumerate(shape):
+    for i in range(len(shape)):
         wrong += [(*most[:i], most[i] + 1, *most[i + 1 :]), (*least[:i], least[i] - 1, *least[i + 1 :])]
     for other in wrong:
         refused(with_part(name, array(kind, other)), f"'{name}' of a request does not have the shape")
@@ -92,7 +92,8 @@ def test_answers_have_the_declared_arrays_and_shapes():
     request = {
         "points": array("f", (4, DIM)), "states": array("f", (5, DIM)), "anchors": array("f", (6, DIM)),
         "local_start": array("f", (DIM,)), **whole("proposal_"), "proposal_count": np.asarray(7),
-        "smooth": np.asarray(2), **whole("step_"), "step_states": array("f", (2, 8, DIM)), **whole("leverage_"),
+        "smooth": np.asarray(2), **whole("step_"), "step_states": array("f", (2, 8, DIM)),
+        **whole("leverage_"),
     }  # fmt: skip
     shapes = answer_shapes(request, DIM)
     assert shapes == {
