@@ -1,4 +1,4 @@
-"""What a site looks at in a request before any row is: every part's type, shape and size, at their borders."""
+"""What a site looks at in a request before any row: type, shape and size of every part, at their borders."""
 
 import numpy as np
 import pytest
