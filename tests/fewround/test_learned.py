@@ -76,7 +76,7 @@ def shown(draws, values=lambda x: -np.sum(x**2, axis=1) / 2, slopes=lambda x: -x
     )  # fmt: skip
     last = [draws[: len(draws) // 2], draws[len(draws) // 2 :]]
     newest = last[1] if certified is None else certified
-    asking = learned._shown(target, last, newest, np.random.default_rng(3), 0.05)
+    asking = learned._shown(target, last, newest, np.random.default_rng(3), tolerance=0.05)
     request = next(asking)
     assert set(request) == {"states", "points"}
     with pytest.raises(StopIteration) as done:

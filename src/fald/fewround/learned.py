@@ -230,7 +230,7 @@ def run_chains(
             break
     if strict and all(check.holds for check in checks):
         last = [learner.frame.positions(each) for each in ensembles]
-        checks += yield from _shown(target, last, quantities(z), rng, tolerance)
+        checks += yield from _shown(target, last, quantities(z), rng, tolerance=tolerance)
         trace.append(trace_row(learner.frame.positions(z)))
     failed = [check for check in checks if not check.holds]
     return chains_outcome(learner.frame.positions(z), failed, drawn.khat, trace)
@@ -246,7 +246,7 @@ def _dispersed(z: Array, rng: np.random.Generator) -> Array:
 
 
 def _shown(
-    target: Target, last: list[Array], certified: Array, rng: np.random.Generator, tolerance: float
+    target: Target, last: list[Array], certified: Array, rng: np.random.Generator, *, tolerance: float
 ) -> Server[list[Condition]]:
     """Ask for gradients at some states of the last two trajectories' ends, and for values along rays.
 
