@@ -29,7 +29,7 @@ from fald.core.errors import ConfigError, PrivacyError, SecureSumError
 from fald.core.version import __version__
 from fald.federation import wire
 from fald.federation.coordinator import sites
-from fald.federation.secure.fixed_point import total
+from fald.federation.secure.fixed_point import add, encode, total
 from fald.federation.secure.session import split, unmask_sum
 from fald.federation.site.langevin import LangevinSite
 from fald.federation.site.policy import make_policy
@@ -433,6 +433,13 @@ def test_a_broadcast_asked_again_is_answered_at_the_site_s_own(tmp_path):
     both = [summed(coordinator.round(**lie, attempt=n, passed=shown)) for n in (1, 2)]
     assert np.array_equal(*both)
     assert "not passed on" in said(coordinator.round(**lie, attempt=3)["a"])
+    # nor may a site in league say afterwards that it had uploaded a little more
+    little = np.zeros(shown.shape[2])
+    little[0] = 1e-9 * np.abs(average).max()
+    told = np.stack([*shown[:2], add(shown[2], encode(little))])
+    replies = coordinator.round(**lie, attempt=4, passed=told)
+    assert "another sum of round 1" in said(replies["a"])
+    assert "another sum of round 1" in said(replies["b"])
 
 
 def test_a_coordinator_that_has_forgotten_a_round_may_ask_it_again(coordinator):
