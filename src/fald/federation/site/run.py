@@ -368,10 +368,11 @@ class SiteRun:
         self._tell(dict(zip(self._langevin.kinds, (np.size(a) for a in (upload.position, upload.energy)))))
         if self._session is None:
             return {f"leaf_{i}": a for i, a in enumerate(jax.tree.leaves(upload))}
-        parts = (upload.position.astype(float) * weight[:, None], upload.energy.astype(float) * weight)
-        flat = np.concatenate([part.ravel() for part in parts])
-        spent = {f"spent_{i}": a for i, a in enumerate(jax.tree.leaves(upload.spent))}
-        return {"masked": self._masked(message, flat, digest), **spent}
+        parts = [upload.position.astype(float) * weight[:, None], upload.energy.astype(float) * weight]
+        # what a round has cost follows from the rows where an upload was compressed, so it is summed as well
+        parts += jax.tree.leaves(upload.spent)
+        flat = np.concatenate([np.asarray(part, float).ravel() for part in parts])
+        return {"masked": self._masked(message, flat, digest)}
 
     def _audited(self, message: wire.Message, number: int, leaves: list[Array], task: bytes) -> list[Array]:
         """The broadcast that the sum of the round before gives, after what came was compared with it."""
