@@ -202,7 +202,7 @@ def test_without_a_round_of_scales_the_model_is_one(tmp_path, asked):
 
 
 def test_the_next_broadcast_is_that_of_the_server():
-    """Every part of the server's own update, chain by chain; what rounds have cost comes last, and is no part."""
+    """Every part of the server's own update, chain by chain; costs of rounds come last and are left out."""
     method = SimpleNamespace(
         split=lambda: (None, 10.0),
         broadcast=lambda state: {"sent": state},
