@@ -298,6 +298,8 @@ def test_a_private_round_that_fails_at_the_rows_is_charged_as_if_answered(tmp_pa
 
     monkeypatch.setattr(LangevinSite, "answer", fails)
     assert {said(reply) for reply in coordinator.round().values()} == {UNSAID}
+    begun_, failed = read_record(coordinator.workers["a"].settings.state)[-2:]
+    assert failed["epsilon"] == begun_["epsilon"] > 0
     releases = coordinator.workers["a"]._folder(coordinator.ids["run"]) / "releases.json"
     assert json.loads(releases.read_text()) == {"releases": 2}
 
