@@ -186,6 +186,15 @@ def test_noise_lost_beside_large_parameters_is_refused():
         check_noise(method, 0.5, 0.5, largest=1e6)
 
 
+def test_a_prior_that_swallows_the_noise_is_refused_and_not_charged(tmp_path):
+    """A study may declare any prior; a narrow one moves parameters so far that no digit of the noise is left."""
+    study = {**PRIVATE, "model": {"family": "logistic", "prior-scale": 1e-9}}
+    coordinator = begun(Coordinator(tmp_path, secure=False, policy="unsummed = true\n"), study)
+    assert "last digits" in said(coordinator.round(position=START + 1.0)["a"])
+    releases = coordinator.workers["a"]._folder(coordinator.ids["run"]) / "releases.json"
+    assert json.loads(releases.read_text()) == {"releases": 0}
+
+
 # -- 3: what a refusal tells --------------------------------------------------------------------------------
 
 
