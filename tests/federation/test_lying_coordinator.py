@@ -187,7 +187,7 @@ def test_noise_lost_beside_large_parameters_is_refused():
 
 
 def test_a_prior_that_swallows_the_noise_is_refused_and_not_charged(tmp_path):
-    """A study may declare any prior; a narrow one moves parameters so far that no digit of the noise is left."""
+    """A study may declare any prior; a narrow one moves parameters so far that no noise is left."""
     study = {**PRIVATE, "model": {"family": "logistic", "prior-scale": 1e-9}}
     coordinator = begun(Coordinator(tmp_path, secure=False, policy="unsummed = true\n"), study)
     assert "last digits" in said(coordinator.round(position=START + 1.0)["a"])

@@ -120,7 +120,8 @@ def check_noise(method: FALD, share: float, weight: float, largest: float, *, st
         raise PrivacyError(
             f"the noise of a step, {sd:.3g}, is lost in the last digits of parameters, or of steps by the "
             f"prior, as large as {largest:.3g}",
-            hint='use precision = "float64", a wider prior, or columns scaled so that parameters are moderate',
+            hint='use precision = "float64" or a wider prior, or scale the columns so that parameters are '
+            "moderate",
         )
     place = jnp.full(_DRAWS, largest, real)
     added = np.asarray(place + _noise(method, share, weight, step), float) - np.asarray(place, float)
