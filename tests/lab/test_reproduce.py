@@ -168,6 +168,7 @@ def test_full_settings_are_those_of_the_paper():
     assert (images["num-clients"], images["batch-size"], images["temperature"]) == (10, 200, 0.05)
 
 
+@pytest.mark.slow
 def test_communication_panel(tmp_path):
     small = {"num-runs": 50, "num-rounds": 20, "reference-draws": 2000, "problems": ["trial"]}
     settings = {**read_settings("communication", "quick"), **small}

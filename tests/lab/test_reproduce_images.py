@@ -105,6 +105,7 @@ def test_smaller_is_better_for_errors():
     assert figure3.judge(table_of(values, "brier"), claim).verdict == "holds"
 
 
+@pytest.mark.slow
 def test_figures_3_and_4_share_their_chains(sets, tmp_path):
     first = PANELS["fig3"].measure(run_of("fig3", tmp_path / "cache"))
     assert set(first.table["set"]) == {"mnist", "fashion-mnist"}
