@@ -13,7 +13,7 @@ from fald.lab.reproduce import figure3, images
 from fald.lab.reproduce.base import PanelRun, read_settings
 from fald.lab.reproduce.panels import PANELS
 from fald.lab.reproduce.runner import redraw
-from fald.lab.reproduce.scores import auroc, entropy, scores
+from fald.results.probabilities import auroc, entropy, scores
 from images import write_set
 
 TINY = {
