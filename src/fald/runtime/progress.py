@@ -10,8 +10,8 @@ class Progress:
     """A progress display with time left and what the run says of itself.
 
     On a terminal it is a live bar; elsewhere a line now and then, so that logs stay readable. ``done`` of
-    ``total`` rounds were done before; where rounds are ``few`` and slow, each gets a line of its own. The pace
-    of others is counted from the first update on: before it programs are compiled, and sites start.
+    ``total`` rounds were done before; where rounds are ``few`` and slow, each gets a line of its own. The
+    pace of others is counted from the first update on: before it programs are compiled, and sites start.
     """
 
     def __init__(self, total: int, done: int, shown: bool, *, unit="round", task="sampling", few=False):
