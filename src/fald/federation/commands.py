@@ -300,7 +300,7 @@ def stop(folder: Path) -> str:
 def status(folder: Path) -> dict[str, Any]:
     """Sites with the seconds since they were heard of, and the last run."""
     federation = read_settings(folder)
-    roster = _approved(folder, federation.sites)
+    roster, kits = _approved(folder, federation.sites), (folder / "sites").is_dir()
     try:
         found, problem, now = deployment_of(folder).situation(folder), "", time.time()
         seen = {site: max(0.0, now - moment) for site, moment in found.sites.items()}
@@ -313,7 +313,12 @@ def status(folder: Path) -> dict[str, Any]:
         "reached": not problem,
         "problem": problem,
         "sites": [
-            {"site": s, "approved": s in roster, "joined": s in seen, "seconds_since_heard": seen.get(s)}
+            {
+                "site": s,
+                "approved": s in roster if kits else None,  # without kits it is the engine that knows
+                "joined": s in seen if kits else None,
+                "seconds_since_heard": seen.get(s),
+            }
             for s in federation.sites
         ],
         "running": jobs,
@@ -370,6 +375,8 @@ def status_text(document: dict[str, Any]) -> str:
 
 
 def _standing(site: dict[str, Any], reached: bool) -> str:
+    if site["approved"] is None:
+        return "the engine's own commands tell"
     if not site["approved"]:
         return "not approved yet"
     if not reached:
