@@ -3,6 +3,7 @@
     python docs/make_networks.py                # all runs that are not stored yet, then the page
     python docs/make_networks.py page           # the page alone, from docs/comparisons/networks.json
     python docs/make_networks.py minutes 5      # so long, to go on later
+    python docs/make_networks.py seed 1         # the runs of one seed, beside another process
 
 Fashion-MNIST and MNIST come from where ``fald.datasets`` finds them. Every run is stored when it ends, and a
 second call goes on with the next.
@@ -22,6 +23,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 import fald
+from fald.core.files import write_atomically
 from fald.lab import networks
 from fald.results.probabilities import PredictiveSums, predicted
 from fald.settings.schedules import Phase
@@ -32,8 +34,10 @@ PAGE = HERE / "comparison-networks.md"
 STARTS = HERE.parent / "build" / "networks"
 ROUNDS, STEPS, BATCH, CLIENTS = 80, 10, 64, 10
 VALIDATION, TUNING, SEEDS = 5000, 100, (0, 1, 2)
-RATES = (0.1, 0.2, 0.4)  # η times the number of rows: the usual learning rate
+RATES = (0.05, 0.1, 0.2)  # η times the number of rows: the usual learning rate
 USUAL = {"rate": 0.1, "temperature": 0.1, "cycles": 1, "prior_scale": 1.0, "momentum": 0.0, "low": 0.2}
+TRIED = {"temperature": (0.1, 0.01, 1.0), "cycles": (1, 4), "momentum": (0.0, 0.7), "prior_scale": (1.0, 0.3)}
+ENDS = {"constant": "as it was", "cosine": "down to a fiftieth along half a cosine"}
 DRAWS = 10
 
 
@@ -102,22 +106,29 @@ def fedavg_end(setting: dict[str, Any], rounds: int, ends: str) -> list[Phase]:
 
 
 class Store:
-    """What was found, by name, in a file."""
+    """What was found, by name, in a file that several processes may add to."""
 
     def __init__(self, minutes: float) -> None:
         self.until = time.monotonic() + 60 * minutes
-        self.found: dict[str, Any] = json.loads(STORED.read_text()) if STORED.exists() else {}
+        self.found: dict[str, Any] = {}
 
     def scores(self, name: str, make) -> dict[str, Any]:
+        self.found = self._stored()
         if name not in self.found:
             if time.monotonic() > self.until:
                 sys.exit("more is to be run: call it again")
-            self.found[name] = make()
-            STORED.parent.mkdir(exist_ok=True)
-            STORED.write_text(json.dumps(self.found, indent=1) + "\n")
+            self.add(name, make())
             shown = {k: round(v, 4) for k, v in self.found[name].items() if isinstance(v, float)}
             print(name, shown, flush=True)
         return self.found[name]
+
+    def add(self, name: str, what: dict[str, Any]) -> None:
+        self.found = {**self._stored(), name: what}
+        STORED.parent.mkdir(exist_ok=True)
+        write_atomically(STORED, (json.dumps(self.found, indent=1) + "\n").encode())
+
+    def _stored(self) -> dict[str, Any]:
+        return json.loads(STORED.read_text()) if STORED.exists() else {}
 
 
 def _start_name(seed: int, setting: dict[str, Any]) -> str:
@@ -125,7 +136,7 @@ def _start_name(seed: int, setting: dict[str, Any]) -> str:
 
 
 def warm_start(store: Store, seed: int, setting: dict[str, Any]) -> np.ndarray:
-    """Where FedAvg is after half of the rounds; kept in ``build``."""
+    """Where FedAvg is after half of the rounds; kept in ``build``, and made again where it is not there."""
     name, half = _start_name(seed, setting), ROUNDS // 2
     path = STARTS / f"{name}.npy"
 
@@ -136,15 +147,37 @@ def warm_start(store: Store, seed: int, setting: dict[str, Any]) -> np.ndarray:
         np.save(path, last)
         return found
 
-    if not path.exists():
-        store.found.pop(name, None)
-    store.scores(name, make)
+    if path.exists():
+        store.scores(name, make)
+    else:
+        store.add(name, make())
     return np.load(path)
+
+
+def second_half(store: Store, label: str, setting: dict[str, Any], phases: list[Phase]) -> float:
+    """NLL on validation rows of a run that goes on from the start of tuning."""
+
+    def make() -> dict[str, Any]:
+        return run(TUNING, setting, phases, start=warm_start(store, TUNING, setting))[0]
+
+    return store.scores(f"tuning, {label}", make)["nll"]
+
+
+def try_fedavg(store: Store, setting: dict[str, Any], ends: str) -> float:
+    """NLL of FedAvg."""
+    label = f"fedavg, {ends}, momentum {setting['momentum']:g}, prior_scale {setting['prior_scale']:g}"
+    return second_half(store, label, setting, fedavg_end(setting, ROUNDS // 2, ends))
+
+
+def try_posterior(store: Store, setting: dict[str, Any]) -> float:
+    """NLL of the average over draws."""
+    label = "posterior, " + ", ".join(f"{k} {v:g}" for k, v in setting.items() if k != "rate")
+    return second_half(store, label, setting, posterior_phases(setting, ROUNDS // 2))
 
 
 def tuned(store: Store) -> tuple[dict[str, Any], str, dict[str, Any]]:
     """Settings with the least NLL on validation rows, one after the other: FedAvg's, then the posterior's."""
-    half, usual = ROUNDS // 2, dict(USUAL)
+    usual = dict(USUAL)
 
     def least(tried: dict[Any, float]) -> Any:
         return min(tried, key=lambda value: tried[value])
@@ -153,63 +186,43 @@ def tuned(store: Store) -> tuple[dict[str, Any], str, dict[str, Any]]:
     for rate in RATES:
         warm_start(store, TUNING, {**usual, "rate": rate})
         nll[rate] = store.found[_start_name(TUNING, {**usual, "rate": rate})]["nll"]
-        if least(nll) != rate:  # larger ones do not come back
-            break
     usual["rate"] = least(nll)
-
-    def second_half(label: str, setting: dict[str, Any], phases: list[Phase]) -> float:
-        def make() -> dict[str, Any]:
-            start = warm_start(store, TUNING, setting)
-            return run(TUNING, setting, phases, start=start)[0]
-
-        return store.scores(f"tuning, {label}", make)["nll"]
-
-    nll = {}
-    for ends in ("constant", "cosine"):
-        nll[ends] = second_half(f"fedavg, {ends}", usual, fedavg_end(usual, half, ends))
-    ends = least(nll)
+    nll = {ends: try_fedavg(store, usual, ends) for ends in ENDS}
+    ends, best = least(nll), min(nll.values())
     setting = dict(usual)
-    for name, values in {
-        "temperature": (0.1, 0.01, 1.0),
-        "cycles": (1, 4),
-        "momentum": (0.0, 0.7),
-        "prior_scale": (1.0, 0.3),
-    }.items():
-        averaged = {}
-        for value in values:
-            tried = {**setting, name: value}
-            label = ", ".join(f"{k} {v:g}" for k, v in tried.items() if k != "rate")
-            averaged[value] = second_half(f"posterior, {label}", tried, posterior_phases(tried, half))
-        setting[name] = least(averaged)
-    fedavg, best = usual, nll[ends]
+    for name, values in TRIED.items():
+        setting[name] = least({value: try_posterior(store, {**setting, name: value}) for value in values})
+    fedavg = usual
     for name in ("momentum", "prior_scale"):  # what serves the posterior may serve FedAvg
         tried = {**fedavg, name: setting[name]}
-        if tried != fedavg:
-            label = f"fedavg, {ends}, momentum {tried['momentum']:g}, prior_scale {tried['prior_scale']:g}"
-            if (found := second_half(label, tried, fedavg_end(tried, half, ends))) < best:
-                fedavg, best = tried, found
+        if tried != fedavg and (found := try_fedavg(store, tried, ends)) < best:
+            fedavg, best = tried, found
     return fedavg, ends, setting
 
 
-def everything(minutes: float) -> None:
+def judge(store: Store, seed: int, fedavg: dict[str, Any], ends: str, setting: dict[str, Any]) -> None:
+    """All ways with one seed, on test images."""
+    half = ROUNDS // 2
+    arms = {
+        "FedAvg": (fedavg, fedavg_end(fedavg, half, ends)),
+        "posterior": (setting, posterior_phases(setting, half)),
+        "without noise": (setting, posterior_phases({**setting, "temperature": 0.0}, half)),
+    }
+    for arm, (own, phases) in arms.items():
+
+        def make(own=own, phases=phases) -> dict[str, Any]:
+            return run(seed, own, phases, start=warm_start(store, seed, own), final=True)[0]
+
+        store.scores(f"{arm}, seed {seed}", make)
+
+
+def everything(minutes: float, seeds: tuple[int, ...]) -> None:
     """All runs that are not stored."""
-    store, half = Store(minutes), ROUNDS // 2
+    store = Store(minutes)
     fedavg, ends, setting = tuned(store)
-    store.found["chosen"] = {"fedavg": {**fedavg, "ends": ends}, "posterior": setting, "rounds": ROUNDS}
-    for seed in SEEDS:
-        arms = {
-            "FedAvg": (fedavg, fedavg_end(fedavg, half, ends)),
-            "posterior": (setting, posterior_phases(setting, half)),
-            "without noise": (setting, posterior_phases({**setting, "temperature": 0.0}, half)),
-        }
-        for arm, (own, phases) in arms.items():
-
-            def make(own=own, phases=phases, seed=seed) -> dict[str, Any]:
-                start = warm_start(store, seed, own)
-                return run(seed, own, phases, start=start, final=True)[0]
-
-            store.scores(f"{arm}, seed {seed}", make)
-    STORED.write_text(json.dumps(store.found, indent=1) + "\n")
+    store.add("chosen", {"fedavg": {**fedavg, "ends": ends}, "posterior": setting, "rounds": ROUNDS})
+    for seed in seeds:
+        judge(store, seed, fedavg, ends, setting)
 
 
 ARMS = {
@@ -274,7 +287,6 @@ def page(found: dict[str, Any]) -> str:
     )  # fmt: skip
 
 
-ENDS = {"constant": "as it was", "cosine": "down to a fiftieth along half a cosine"}
 TEXT = """# FedAvg, or an average over the posterior?
 
 <!-- written by docs/make_networks.py -->
@@ -332,6 +344,9 @@ cost rounds too).
 
 
 if __name__ == "__main__":
+    asked = dict(zip(sys.argv[1::2], sys.argv[2::2]))
     if sys.argv[1:] != ["page"]:
-        everything(float(sys.argv[2]) if sys.argv[1:2] == ["minutes"] else np.inf)
-    PAGE.write_text(page(json.loads(STORED.read_text())))
+        seeds = (int(asked["seed"]),) if "seed" in asked else SEEDS
+        everything(float(asked.get("minutes", np.inf)), seeds)
+    if "seed" not in asked:
+        PAGE.write_text(page(json.loads(STORED.read_text())))
