@@ -388,10 +388,9 @@ Settings were chosen by the NLL on {validation:,} rows held out of the training 
 one setting after the other: the step size (η times rows) for FedAvg after half of the rounds, how it ends,
 then temperature, cycles and prior scale for FA-LD; FedAvg was then tried with the prior of FA-LD. Momentum
 was tried on validation rows alone. It helped a little there, and was left out of what is judged after that
-was seen: FedAvg would have to be tried with it too. Test images and MNIST, the images of another kind, were
-not looked at before the end. All this was done with the perceptron. **The convolutional network, whose
-rounds cost some thirty times as much, has its own step size only; the rest is what was best for the
-perceptron.**
+was seen: FedAvg would have to be tried with it too. No setting was chosen by test images or by MNIST. All
+this was done with the perceptron. **The convolutional network, whose rounds cost some thirty times as much,
+has its own step size only; the rest is what was best for the perceptron.**
 
 FA-LD: step size {rate:g} ({cnn_rate:g} for the convolutional network), temperature {temperature:g},
 {cycles} cycle(s), prior scale {prior:g}. FedAvg: the same step size, in the second half {ends}, prior scale
