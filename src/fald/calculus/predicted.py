@@ -12,6 +12,7 @@ positions lie apart; a few terms at a time are added up in float32, and all else
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import os
@@ -90,6 +91,13 @@ class Totals:
         changes = np.flatnonzero(np.diff(sizes, prepend=-1)).tolist()
         self._alike = list(zip(changes, [*changes[1:], len(sizes)]))
         self.counts = np.concatenate([np.sum(own, axis=1) for own in self.split(each)])
+        self._known: tuple[Array, Array] | None = None
+
+    def at(self, design: Array, coefficients: Array) -> Totals:
+        """The same for predictors that are the product of rows (T, k) and coefficients (k, positions)."""
+        other = copy.copy(self)
+        other._known = design, coefficients
+        return other
 
     def split(self, terms: Array) -> list[Array]:
         """Terms (rows, k) of neighbouring groups with as many rows: a few (groups, rows of each, k)."""
@@ -110,6 +118,15 @@ class Totals:
         if terms.dtype == np.float32 and len(self.slices) == 1:
             parts = [_in_steps(np.add, parts[0], _AT_ONCE)]
         return _joined([np.sum(own, axis=1, dtype=np.float64) for own in parts])
+
+    def linear(self, weights: Array, eta: Array) -> Array:
+        """Sums of weights (rows, 1) times η (rows, positions); of all rows at once where rows make up η."""
+        if self._known is None:
+            return self(weights * eta)
+        design, coefficients = self._known
+        rows = self.split(self.weighed(weights) * design.astype(np.float64, copy=False))
+        # one product for each group, with the rounding that it would have alone
+        return _joined([(np.sum(own, axis=1, keepdims=True) @ coefficients)[:, 0] for own in rows])
 
     def of_logs(self, factors: Array, most: float = 2.0) -> Array:
         """Sums of the logarithms of factors (rows, positions) between 1 and ``most``, by their products."""
@@ -292,7 +309,7 @@ class _Single(_Look):
         return table
 
     def rows(self, design: Array) -> Array:
-        """All columns of z, of the first predictor's: they are the same for all."""
+        """Those of the first predictor, whose last column alone differs."""
         return design[0]
 
     def products(self, slopes: Array, designs: Array) -> Array:
@@ -358,7 +375,8 @@ def _first_order(
                     if slopes:
                         bent = form.slopes_fn(eta, y, entries)
                         _add_slopes(layout, look, (bent, design, tile.totals), (grads, groups, part))
-                    out[groups, part] += form.value_fn(eta, y, entries, tile.totals)
+                    known = tile.totals if layout.several else tile.totals.at(look.rows(design), own[0])
+                    out[groups, part] += form.value_fn(eta, y, entries, known)
 
     _spread(work, len(positions), sum(len(table[0]) for table in tables))
     return out, grads
