@@ -47,18 +47,18 @@ $(VENV)/quick.stamp: $(VENV)/needs.stamp
 demo: $(VENV)/run.stamp  ## analyse the bundled four-hospital trial
 	@$(BIN)/fald demo
 
-# one process runs all tests of a file: it compiles their programs and makes their fixtures once
-TESTS = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+# one process runs all tests of a file: it compiles their programs and makes their fixtures once;
+# three for two cores, because tests of commands and sites wait for other processes
+TESTS = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/dev.stamp  ## run the tests that are not marked slow; a few minutes
-	$(TESTS) -n 2 -m 'not slow' $(PYTEST)
+	$(TESTS) -m 'not slow' $(PYTEST)
 
-# three processes for two cores: the one with the federations mostly waits for theirs
 test-all: test  ## run those, and then the slow ones
-	$(TESTS) -n 3 -m slow $(PYTEST)
+	$(TESTS) -m slow $(PYTEST)
 
 test-quick: $(VENV)/quick.stamp  ## run tests that need nothing but pytest: those that PYTEST names
-	$(TESTS) -n 2 -m 'not slow' $(PYTEST)
+	$(TESTS) -m 'not slow' $(PYTEST)
 
 # after dev.stamp, because two installations of one checkout at a time disturb each other
 test-others: $(VENV)/dev.stamp  ## run some quick tests on the newest other Python >= 3.11 that is present

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fald.report import report_run
+from fald.report import report_document, report_run
+from fald.study.folder import open_run
+from fald.study.review import examine_run
 from fald.study.run import run_study
 from fald.study.schema import load_study
 
@@ -67,3 +70,9 @@ def diverged_tree(tree):
     tree.attrs |= {"ended": message, "rounds_done": done}
     del tree.attrs["foreseen"]
     return tree
+
+
+def document_of(folder: Path, reference: Path | None = None) -> dict[str, Any]:
+    """The document of a run's report, without its pages."""
+    study, tree = open_run(folder)
+    return report_document(examine_run(study, tree, reference=reference)[0], study)

@@ -8,10 +8,9 @@ import pytest
 from harness import NARROW, WIDE, low_contrast, nameless, overflows, tab_stops
 
 import fald
-from fald.report import run_document, write_report
+from fald.report import write_report
 from fald.report.page import FORMATS, look_up
-from fald.study.folder import open_run
-from reports import diverged_tree, make_runs
+from reports import diverged_tree, document_of, make_runs
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +50,7 @@ def test_a_report_reads_well_and_shows_the_numbers_of_the_files(visit, runs, nam
     for place in FIGURES[name]:
         box = found.page.locator(f"#{place} .mark, #{place} polyline").first.bounding_box()
         assert min(box["width"], box["height"]) > 4, place
-    document = run_document(*open_run(runs / name))
+    document = document_of(runs / name)
     marked = found.page.eval_on_selector_all("data", MARKED)
     assert len(marked) > 60
     for key, how, value, text in marked:
@@ -77,7 +76,7 @@ def test_the_keyboard_reaches_everything(visit, runs):
     page.locator("button", has_text="log scale").focus()
     page.keyboard.press("Enter")
     after = page.evaluate(SHOWN)
-    row = run_document(*open_run(runs / "fitted"))["run"]["summary"][0]
+    row = document_of(runs / "fitted")["run"]["summary"][0]
     assert (before, after) == (pytest.approx(row["odds ratio"]), pytest.approx(row["mean"]))
     assert page.locator("button[aria-pressed=true]").all_inner_texts() == ["log scale"]
     page.locator("summary").first.focus()

@@ -7,8 +7,8 @@ import pytest
 from harness import NARROW, low_contrast, nameless, overflows, tab_stops
 
 import fald
-from fald.pages.follow import Follower
 from fald.pages.server import Page, address, make_server
+from fald.pages.watch import Follower
 from fald.runtime.journal import Journal
 from fald.study import run as commands
 

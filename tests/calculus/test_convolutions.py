@@ -60,6 +60,7 @@ def test_the_same_numbers_and_no_other_layout_left(name):
     assert name == "groups" or set(labels(function, X, KERNEL)) != {usual}  # there was something to rewrite
 
 
+@pytest.mark.slow
 def test_knows_which_models_convolve():
     images = np.zeros((4, 784), np.uint8), np.zeros(4, np.uint8)
     assert convolves(networks.cnn(), images)

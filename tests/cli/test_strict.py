@@ -97,6 +97,7 @@ def test_the_twin_is_not_stopped(place, name):
     assert not run("diagnose", name, "--doubling", "0", "--strict", cwd=place).startswith("Do not use")
 
 
+@pytest.mark.slow
 def test_a_prior_that_fights_the_rows_is_stopped_at_the_run(tmp_path):
     rng, by_site = np.random.default_rng(0), []
     for name in "abcd":

@@ -20,6 +20,7 @@ METHODS = {
     "I": {"method": samplers.fald(local_steps=3, step_size=0.02), "participation": ONE},
     "memory": {"method": samplers.scaffold(local_steps=3, step_size=0.02, option=2), "participation": TWO},
 }
+NAMES = ["full", "memory", pytest.param("I", marks=pytest.mark.slow)]
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def same(a, b):
     ].to_dataset().equals(b["cost"].to_dataset())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NAMES)
 def test_threads_give_the_numbers_of_one_program(name, monkeypatch):
     together = run(name)
     monkeypatch.setattr(inprocess, "_WORK_ON_THREADS", 0)
@@ -75,7 +76,7 @@ def test_uploads_of_other_clients_would_be_noticed(on_threads):
     assert not same(run("full"), run("full", engine=Mixed(num_threads=2)))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", NAMES)
 def test_chains_in_groups_are_those_of_one_program(name, monkeypatch):
     together = run(name, num_chains=6)
     monkeypatch.setattr(inprocess, "_CHAINS_OF_GROUP", 2)

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import runpy
 import signal
 import sys
 import tomllib
@@ -15,12 +16,13 @@ import pytest
 
 from fald.cli.main import main
 from fald.core.errors import ConfigError, Interrupted, StorageError
-from fald.lab.reproduce import communication, figure3, local_steps, page, runner
+from fald.lab.reproduce import communication, figure3, local_steps, runner
 from fald.lab.reproduce.base import Panel, PanelRun, cuts, read_settings
 from fald.lab.reproduce.panels import PANELS
 
 STORED = Path(__file__).parents[2] / "docs" / "reproduction"
 PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
+GENERATOR = PAGE.with_name("make_reproduction.py")
 
 
 def command(*arguments, cwd, code=0):
@@ -168,6 +170,7 @@ def test_full_settings_are_those_of_the_paper():
     assert (images["num-clients"], images["batch-size"], images["temperature"]) == (10, 200, 0.05)
 
 
+@pytest.mark.slow
 def test_communication_panel(tmp_path):
     small = {"num-runs": 50, "num-rounds": 20, "reference-draws": 2000, "problems": ["trial"]}
     settings = {**read_settings("communication", "quick"), **small}
@@ -262,7 +265,7 @@ def test_a_best_k_that_moves_is_told_from_one_that_does_not():
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the page is not part of this copy")
 def test_page_is_what_the_generator_makes_of_the_stored_outputs():
-    assert PAGE.read_text(encoding="utf-8") == page.page(STORED)
+    assert PAGE.read_text(encoding="utf-8") == runpy.run_path(str(GENERATOR))["page"](STORED)
 
 
 @pytest.mark.skipif(not PAGE.exists(), reason="the page is not part of this copy")
@@ -272,11 +275,13 @@ def test_nothing_is_cut_from_a_stored_panel(name):
     assert record["cut"] == cuts(name, read_settings(name, "full") | record["settings"]) == []
 
 
+@pytest.mark.skipif(not PAGE.exists(), reason="the page is not part of this copy")
 def test_page_shows_every_panel_and_every_verdict(tmp_path):
     (record,) = runner.reproduce(["fig1d"], tmp_path, progress=False)
-    text = page.page(tmp_path)
+    page = runpy.run_path(str(GENERATOR))["page"]
+    text = page(tmp_path)
     assert record["verdicts"][0]["measured"].replace("|", "\\|") in text
     assert "reproduction/fig1d.svg" in text
     changed = {**record, "verdicts": [{**record["verdicts"][0], "verdict": "does not hold"}]}
     (tmp_path / "fig1d.json").write_text(json.dumps(changed))
-    assert page.page(tmp_path) != text
+    assert page(tmp_path) != text

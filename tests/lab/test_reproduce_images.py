@@ -13,7 +13,7 @@ from fald.lab.reproduce import figure3, images
 from fald.lab.reproduce.base import PanelRun, read_settings
 from fald.lab.reproduce.panels import PANELS
 from fald.lab.reproduce.runner import redraw
-from fald.lab.reproduce.scores import auroc, entropy, scores
+from fald.results.probabilities import auroc, entropy, scores
 from images import write_set
 
 TINY = {
@@ -105,6 +105,7 @@ def test_smaller_is_better_for_errors():
     assert figure3.judge(table_of(values, "brier"), claim).verdict == "holds"
 
 
+@pytest.mark.slow
 def test_figures_3_and_4_share_their_chains(sets, tmp_path):
     first = PANELS["fig3"].measure(run_of("fig3", tmp_path / "cache"))
     assert set(first.table["set"]) == {"mnist", "fashion-mnist"}

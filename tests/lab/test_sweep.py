@@ -69,6 +69,7 @@ def test_settings_that_leave_the_finite_numbers_do_not_end_a_sweep():
     assert len(lines[1].get_xdata()) == 0
 
 
+@pytest.mark.slow
 def test_schemes_and_schedules_are_named_and_have_a_law():
     grid = {
         "participation": [fald.full(), fald.without_replacement(2)],

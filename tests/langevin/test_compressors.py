@@ -136,6 +136,7 @@ def test_fractions_that_make_no_sense_are_refused(fraction):
         top_k(fraction)
 
 
+@pytest.mark.slow
 def test_compressors_fit_the_uploads_of_fa_ld():
     data = fald.FederatedData.from_arrays({"a": np.ones((3, 2)), "b": np.zeros((2, 2))})
     model = fald.models.gaussian_location(np.eye(2))

@@ -49,6 +49,7 @@ def available():
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_clients_take_at_most_half_as_much_again_as_their_rows():
     if available() < 5 * 2**30:
         pytest.skip("needs 5 GB of memory")
@@ -57,6 +58,7 @@ def test_a_hundred_thousand_clients_take_at_most_half_as_much_again_as_their_row
     assert max(found) <= 1.5
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_rows_would_be_noticed():
     copying = "inprocess._IN_PLACE_BYTES = float('inf'); run(fald.with_replacement(50))"
     usual, copied = (float(line) for line in run_python(SCRIPT + copying, "10000", "600000").split())

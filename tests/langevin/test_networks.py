@@ -51,7 +51,11 @@ def draws(**changes):
     return fald.sample(3, model, data, progress=False, **{**settings, **changes})
 
 
-@pytest.mark.parametrize("participation", [fald.full(), fald.with_replacement(2)], ids=["full", "drawn"])
+@pytest.mark.parametrize(
+    "participation",
+    [fald.full(), pytest.param(fald.with_replacement(2), marks=pytest.mark.slow)],
+    ids=["full", "drawn"],
+)
 def test_a_chain_is_the_same_alone_and_beside_others(participation):
     one, three = (draws(num_chains=n, participation=participation) for n in (1, 3))
     np.testing.assert_allclose(

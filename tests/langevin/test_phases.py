@@ -78,7 +78,11 @@ def test_phases_without_noise_are_fedavg_and_then_go_on():
     assert np.abs(whole[:, 1:] - draws(later)).max() > 0.01  # noise from the first round on
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["one program", "clients on threads"])
+@pytest.mark.parametrize(
+    "apart",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["one program", "clients on threads"],
+)
 def test_the_draws_that_phases_ask_for_are_kept(monkeypatch, apart):
     monkeypatch.setattr(inprocess, "_WORK_ON_THREADS", 0 if apart else 2**60)
     monkeypatch.setattr(inprocess, "_WORK_AT_ONCE", 0 if apart else 2**17)

@@ -145,6 +145,7 @@ def gaussian_rows(num_chains, batch_size, **run):
     return flat_positions(model, tree), mean + found.mode, covariance, problem, setting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [{}, {"participation": with_replacement(2)}])
 def test_batches_add_the_predicted_noise(run):
     draws, mean, covariance, problem, setting = gaussian_rows(3000, 3, **run)

@@ -61,6 +61,7 @@ def test_masked_rows_do_not_enter_the_clipped_gradient():
     np.testing.assert_allclose(gradient(theta, masked), gradient(theta, short), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_huge_clip_norm_changes_nothing_and_a_small_one_is_labelled():
     data = regression_data()
     free = fald.sample(0, LOGISTIC, data, num_rounds=30, **{**RUN, "clip_norm": None})

@@ -10,14 +10,13 @@ import pytest
 
 import fald
 from command import run
-from fald.report import result_document, run_document
+from fald.report import report_document
 from fald.report.page import FORMATS, html, look_up, markdown
-from fald.results.examine import made_checks
+from fald.results.examine import examine, made_checks
 from fald.results.judgement import judgement
 from fald.results.predictive import SMALLEST_CELL, compare
-from fald.study.folder import open_run
 from fald.study.schema import load_study
-from reports import make_runs
+from reports import document_of, make_runs
 
 ROW = {"parameter": "x", "r_hat": 1.0, "ess_bulk": 1000.0}
 SITE = {"client": "a", "took_part": 5, "seldom": False}
@@ -133,7 +132,7 @@ def test_the_page_is_one_small_file_and_markdown_says_the_same(fitted, name):
     content = path.read_text(encoding="utf-8")
     assert not re.findall(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=[\"'](?!data:)", content)
     page, text = read(path), (fitted / name / "report.md").read_text(encoding="utf-8")
-    document = run_document(*open_run(fitted / name))
+    document = document_of(fitted / name)
     for part in ("run/judgement/headline", "effects/0/label", "command"):
         value = look_up(document, "/" + part)
         assert value in page.text
@@ -153,7 +152,7 @@ def test_the_study_of_a_report_runs_again(fitted):
 
 
 def test_averages_over_few_rows_are_not_shown(fitted):
-    checked = run_document(*open_run(fitted / "fitted"))["predictive"]
+    checked = document_of(fitted / "fitted")["predictive"]
     seen = {site["client"]: site["seen"] for site in checked["sites"]}
     assert seen["tiny"] is None
     table = pd.read_csv(fitted / "north.csv")
@@ -167,9 +166,9 @@ def test_tables_that_moved_or_changed_are_said(fitted, tmp_path):
     whole = table.read_text()
     try:
         table.write_text(whole + "placebo,44,1\n")
-        assert "changed since the run" in run_document(*open_run(fitted / "fitted"))["no_predictive"]
+        assert "changed since the run" in document_of(fitted / "fitted")["no_predictive"]
         table.unlink()
-        assert "cannot be read" in run_document(*open_run(fitted / "fitted"))["no_predictive"]
+        assert "cannot be read" in document_of(fitted / "fitted")["no_predictive"]
         run("report", "fitted", "--out", tmp_path, cwd=fitted)
     finally:
         table.write_text(whole)
@@ -177,7 +176,7 @@ def test_tables_that_moved_or_changed_are_said(fitted, tmp_path):
 
 
 def test_a_reference_is_compared_with(fitted):
-    document = run_document(*open_run(fitted / "sampled"), reference=fitted / "fitted" / "posterior.nc")
+    document = document_of(fitted / "sampled", reference=fitted / "fitted" / "posterior.nc")
     found = document["reference"]
     ours, theirs = (
         fald.load(fitted / n / "posterior.nc")["posterior"]["intercept"].values.astype(float)
@@ -189,7 +188,7 @@ def test_a_reference_is_compared_with(fitted):
     # the twin: the same draws, a posterior sd away
     moved = fald.load(fitted / "sampled" / "posterior.nc")
     moved["posterior"]["intercept"] = moved["posterior"]["intercept"] + float(theirs.std())
-    far = result_document(moved, reference=("nuts", fald.load(fitted / "fitted" / "posterior.nc")))
+    far = report_document(examine(moved, reference=("nuts", fald.load(fitted / "fitted" / "posterior.nc"))))
     (light,) = [x for x in far["run"]["judgement"]["checks"] if x["name"] == "Distance to a reference"]
     assert light["colour"] == "red"
     assert far["run"]["judgement"]["colour"] == "red"
@@ -222,7 +221,7 @@ def test_the_report_of_a_diverged_run_says_so_at_the_top(tmp_path):
 
 def test_chains_that_disagree_and_a_silent_site_stand_at_the_top(fitted, tmp_path):
     tree = fald.load(fitted / "sampled" / "posterior.nc")
-    assert result_document(tree)["run"]["judgement"]["colour"] != "red"
+    assert report_document(examine(tree))["run"]["judgement"]["colour"] != "red"
     stats, posterior = tree["sample_stats"].to_dataset(), tree["posterior"].to_dataset()
     silent = list(tree["constant_data"]["client"].values).index("tiny")
     stats["weight"] = stats["weight"].where(stats["participant"] != silent, 0.0)
@@ -253,7 +252,7 @@ def test_a_verdict_that_says_no_stands_at_the_top(fitted, tmp_path):
 def test_a_point_estimate_has_a_report_without_intervals(fitted, tmp_path):
     tree = fald.load(fitted / "sampled" / "posterior.nc")
     tree.attrs["kind"] = "point estimate"
-    page, estimate = read(fald.write_report(tree, tmp_path)), result_document(tree)["run"]["estimate"]
+    page, estimate = read(fald.write_report(tree, tmp_path)), examine(tree).document["estimate"]
     assert "there is no posterior" in top(page)
     assert "interval" not in page.text.partition("The answer")[2].replace("no interval", "")
     assert {float(a["value"]) for a, _ in page.numbers} >= set(estimate.values())
@@ -274,7 +273,7 @@ def test_a_private_run_shows_its_statement_and_no_sums_over_rows(fitted):
     )
     run("run", "private.toml", "-q", "--out", "private", *short, cwd=fitted)
     page = read(fitted / "private" / "report.html")
-    document = run_document(*open_run(fitted / "private"))
+    document = document_of(fitted / "private")
     assert document["predictive"] is None
     assert "pseudo-posterior" in top(page)
     statement = fald.load(fitted / "private" / "posterior.nc").attrs["privacy_statement"]
@@ -367,7 +366,7 @@ def test_names_cannot_write_into_the_page(fitted):
     known = json.loads(tree.attrs["precision"])
     known[feature] = known.pop("drug=verum")
     tree.attrs |= {"title": "</title><script>alert(2)</script>", "precision": json.dumps(known)}
-    document = result_document(tree)
+    document = report_document(examine(tree))
     page = html(document, tree)
     assert "<script>alert" not in page
     assert {site, feature} <= set(Page(page).headings)

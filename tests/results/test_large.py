@@ -77,6 +77,7 @@ def test_positions_have_the_structure_of_the_model():
         fald.positions(tree)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_result():
     data = fald.FederatedData.from_arrays({"a": np.ones((30, 1)), "b": np.zeros((10, 1))})
     model = fald.models.gaussian_location([[1.0]])

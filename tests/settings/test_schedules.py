@@ -239,6 +239,7 @@ def test_functions_that_see_what_may_change_are_equal_to_themselves_alone(monkey
     assert OwnFunction(one) != OwnFunction(Called())
 
 
+@pytest.mark.slow
 def test_what_is_compiled_again():
     def made(scale):
         return lambda step: scale / (10.0 + step)

@@ -44,6 +44,7 @@ def study(tmp_path, method):
     return load_study(tmp_path / "study.toml")
 
 
+@pytest.mark.slow
 def test_a_study_that_asks_for_langevin_is_planned_and_sampled(tmp_path):
     tree = run_study(study(tmp_path, "fa-ld"), tmp_path / "out", resume=False, progress=False).tree
     assert tree.attrs["verdict"] == "not certified"
@@ -76,6 +77,7 @@ def test_extreme_curvatures_are_found_without_a_hessian():
     assert found.largest == pytest.approx(240, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_too_many_parameters_for_matrices_are_planned_and_sampled(monkeypatch):
     monkeypatch.setattr(choice, "MAX_DIM", 500)
     model, data, x, variances = wide(501)

@@ -85,6 +85,7 @@ def test_reports_name_what_a_model_does_not_declare(tree):
     assert fald.models.mlp_classifier(2, 2).undeclared == []
 
 
+@pytest.mark.slow
 def test_a_network_of_fald_in_a_study(tmp_path):
     rng = np.random.default_rng(0)
     files = {}

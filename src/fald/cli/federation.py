@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from fald.cli.options import Json
 from fald.core.errors import ExitCode
 from fald.federation.folder import ENGINE, PORT
 
@@ -99,7 +100,7 @@ def approve(
 @app.command()
 def status(
     name: Folder,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show sites, when they were last heard of, and the last run; exit code 7 without a server.
 
@@ -119,7 +120,7 @@ def log(
         Path,
         typer.Argument(help="The site's kit, or its folder of keys, ledger and log.", show_default=False),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    as_json: Json = False,
     page: Annotated[Path | None, typer.Option(help="Write a page (HTML) here.", show_default=False)] = None,
 ) -> None:
     """Show every request that reached a site and what left it; exit code 8 if the record was tampered with.
@@ -163,7 +164,7 @@ def repin(
 @app.command()
 def doctor(
     folder: Annotated[Path, typer.Argument(help="Folder of a federation, or of a site.", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Look for what will fail: versions, clocks, ports, certificates, disk, keys; then with exit code 7.
 

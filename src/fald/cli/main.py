@@ -178,7 +178,9 @@ def report(
     from fald.results.tree import check_level
 
     check_level(level)
-    document, page = reports.report_run(folder, out, level=level, doubling=doubling, reference=reference)
+    document, page = reports.report_run(
+        folder, out, level=level, doubling=doubling or None, reference=reference
+    )
     if as_json:
         print(json.dumps(document, indent=1, ensure_ascii=False))
     else:
@@ -467,7 +469,3 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(int(ExitCode.OK))
-
-
-if __name__ == "__main__":
-    main()

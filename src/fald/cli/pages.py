@@ -20,8 +20,8 @@ def watch(
 
     Example: fald watch runs/study
     """
-    from fald.pages.follow import Follower  # the other commands need no web server
     from fald.pages.server import Page, serve
+    from fald.pages.watch import Follower  # the other commands need no web server
 
     page = Page("watch", {"state": Follower(folder).state})
     serve(page, host=host, port=port, about=f"following {folder}")

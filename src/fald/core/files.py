@@ -81,10 +81,8 @@ def locked(path: Path) -> Iterator[None]:
     StorageError
         On systems that cannot lock files: a site answers nothing there.
     """
-    try:
-        import fcntl
-    except ImportError as error:
-        raise StorageError("this system cannot lock files", hint="run sites on Linux or macOS") from error
+    if fcntl is None:
+        raise StorageError("this system cannot lock files", hint="run sites on Linux or macOS")
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:

@@ -148,7 +148,7 @@ class SettingsExplorer:
             "sites": dict(zip(self.names, self.sizes)),
             "parameters": list(self.problem.parameters),
             "start": self.start._asdict(),
-            "grids": {name: _with(grid, getattr(self.start, name)) for name, grid in self._grids().items()},
+            "grids": {k: sorted({*grid, getattr(self.start, k)}) for k, grid in self._grids().items()},
             "choices": {name: list(options) for name, options in _CHOICES.items()},
             "smoothness": None if known is None else known.smoothness,
             "strong_convexity": None if known is None else known.strong_convexity,
@@ -156,13 +156,14 @@ class SettingsExplorer:
         }
 
     def _grids(self) -> dict[str, list[Any]]:
-        top, most = 2 * self.problem.largest_step, max(self.sizes)
+        top, most, sites = 2 * self.problem.largest_step, max(self.sizes), len(self.sizes)
         sizes = sorted({max(1, round(most / 2**i)) for i in range(12)})
+        drawn = np.linspace(1, sites, min(sites, 40))  # all numbers of participants up to forty sites
         return {
             "local_steps": list(_LOCAL_STEPS),
             "step_size": [float(f"{top * 10 ** (-i / 10):.3g}") for i in range(50, -1, -1)],
             "correlation": np.linspace(0, 1, 21).round(2).tolist(),
-            "num_participants": list(_some_participants(len(self.sizes))),
+            "num_participants": np.unique(drawn.round().astype(int)).tolist(),
             "num_rounds": list(_ROUNDS),
             "batch_size": sizes,
         }
@@ -386,15 +387,6 @@ def _value(name: str, text: str) -> Any:
 
 def _shown(name: str) -> str:
     return name.replace("_", "-")
-
-
-def _with(grid: list[Any], value: Any) -> list[Any]:
-    return sorted({*grid, value})
-
-
-def _some_participants(num_clients: int) -> list[int]:
-    """Numbers of participants to offer: all up to forty, evenly spaced beyond."""
-    return np.unique(np.linspace(1, num_clients, min(num_clients, 40)).round().astype(int)).tolist()
 
 
 def _with_batch(report: Mapping[str, Any], batch_size: int) -> dict[str, Any]:

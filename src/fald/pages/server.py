@@ -61,12 +61,12 @@ def make_server(page: Page, host: str = "127.0.0.1", port: int = 0) -> Threading
     class Handler(_Handler):
         server_page, server_files, local_only = page, files, _is_local(host)
 
-    class Server(ThreadingHTTPServer):
+    class Listener(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
 
     try:
-        return Server((host, port), Handler)
+        return Listener((host, port), Handler)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         taken = getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES)

@@ -12,15 +12,17 @@ from fald.core.errors import StorageError
 from fald.core.files import write_atomically
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
-from fald.report.content import report_document, result_document, run_document
+from fald.report.content import report_document
 from fald.report.page import html, markdown
+from fald.results.examine import examine
 from fald.study.folder import open_run
+from fald.study.review import examine_run
 from fald.study.run import Run
 
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["report_finished", "report_run", "result_document", "run_document", "write_report"]
+__all__ = ["report_document", "report_finished", "report_run", "write_report"]
 
 
 def write_report(
@@ -65,17 +67,17 @@ def write_report(
     report.html
     """
     other = None if reference is None else ("the reference", reference)
-    document = result_document(tree, model=model, data=data, level=level, reference=other)
-    return _write(document, tree, Path(folder))
+    found = examine(tree, model=model, data=data, level=level, reference=other)
+    return _write(report_document(found), tree, Path(folder))
 
 
 def report_run(folder: Path, out: Path | None = None, **how: Any) -> tuple[dict[str, Any], Path]:
     """Write the report of a run's folder, there or into ``out``; return its document and its page.
 
-    ``how`` is passed on to ``run_document``.
+    ``how`` is passed on to ``fald.study.review.examine_run``.
     """
     study, tree = open_run(folder)
-    document = run_document(study, tree, **how)
+    document = report_document(examine_run(study, tree, **how)[0], study)
     return document, _write(document, tree, out or folder)
 
 

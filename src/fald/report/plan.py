@@ -18,7 +18,6 @@ from fald.core.errors import ConfigError, StorageError
 from fald.core.files import write_atomically
 from fald.planner import LOCAL_STEPS, Candidate, Goal, Guarantee, Plan, plan, trajectory
 from fald.planner.checks import plain
-from fald.problem.data import FederatedData
 from fald.report.lines import write_lines
 from fald.results.text import align, number, percent
 from fald.study.schema import Study
@@ -44,19 +43,13 @@ _SETTING = re.compile(
 NOT_PRIVATE = "Planning uses exact sums over the sites' rows: it is not differentially private."
 
 
-def plan_study(
-    study: Study,
-    goal: Goal | None = None,
-    num_rounds: int | None = None,
-    *,
-    data: FederatedData | None = None,
-) -> Plan:
+def plan_study(study: Study, goal: Goal | None = None, num_rounds: int | None = None) -> Plan:
     """Plan local steps, step size and length of a study; the rest of its ``[sampler]`` is kept.
 
     ``goal`` and ``num_rounds`` as in ``fald.planner.plan``; without a goal, the default one with the study's
-    chains. ``data`` are the study's rows, where they have been read already.
+    chains.
     """
-    data = study.read_data() if data is None else data
+    data = study.read_data()
     model = study.build_model(data.features)
     given = {} if study.sampler is None else study.sampler.arguments()
     if given.get("temperature") == 0:

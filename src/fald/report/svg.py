@@ -78,14 +78,14 @@ class Plot:
         assert self.y is not None
         return round(self.height * (1 - _share(value, self.y, self.log[1])), 2)
 
-    def x_axis(self, title: str, at: Sequence[float] | None = None, labels: Sequence[str] = ()) -> Plot:
+    def x_axis(self, title: str, at: Sequence[float] | None = None) -> Plot:
         """Ticks, grid and the title below."""
         at = ticks(*self.x, log=self.log[0]) if at is None else at
-        names = labels or [f"{t:g}" for t in at]
-        for place, name in zip(map(self.across, at), names):
+        for value in at:
+            place = self.across(value)
             self._marks.append(
                 f'<line x1="{place}" x2="{place}" y1="0" y2="{self.height + 5}" stroke="{GRID}"/>'
-                f'<text x="{place}" y="{self.height + 20}" text-anchor="middle">{escape(name)}</text>'
+                f'<text x="{place}" y="{self.height + 20}" text-anchor="middle">{value:g}</text>'
             )
         self._marks.append(
             f'<line x1="0" x2="100%" y1="{self.height}" y2="{self.height}" stroke="{QUIET}"/>'
@@ -93,16 +93,16 @@ class Plot:
         )
         return self
 
-    def y_axis(self, title: str, at: Sequence[float] | None = None) -> Plot:
+    def y_axis(self, title: str) -> Plot:
         """Ticks and grid, the title on top."""
         assert self.y is not None
-        at = ticks(*self.y, log=self.log[1]) if at is None else at
-        names = [f"{t:g}" for t in at]
-        self._left = 14 + 8 * max([len(n) for n in names], default=0)
-        for place, name in zip(map(self.down, at), names):
+        at = ticks(*self.y, log=self.log[1])
+        self._left = 14 + 8 * max([len(f"{t:g}") for t in at], default=0)
+        for value in at:
+            place = self.down(value)
             self._marks.append(
                 f'<line x1="0" x2="100%" y1="{place}" y2="{place}" stroke="{GRID}"/>'
-                f'<text x="-8" y="{place + 4}" text-anchor="end">{escape(name)}</text>'
+                f'<text x="-8" y="{place + 4}" text-anchor="end">{value:g}</text>'
             )
         self._marks.append(f'<text x="{-self._left}" y="-8">{escape(title)}</text>')
         return self

@@ -6,7 +6,7 @@ said of a result (tables, checks, reports, statements of privacy) asks its kind,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fald.core.errors import DataError, StorageError
@@ -79,17 +79,7 @@ CHAIN = Kind(
     unseen=_BIAS,
     checks=(*_OF_CHAINS, *_OF_ROWS, "reference"),
 )
-PRIVATE_CHAIN = Kind(
-    name="private chain",
-    draws=True,
-    certified=False,
-    chains=True,
-    private=True,
-    exchanged="parameters, not rows",
-    unprotected="",
-    unseen=_BIAS,
-    checks=(*_OF_CHAINS, *_OF_ROWS, "reference"),
-)
+PRIVATE_CHAIN = replace(CHAIN, name="private chain", private=True, unprotected="")
 POINT_ESTIMATE = Kind(
     name="point estimate",
     draws=False,

@@ -92,16 +92,16 @@ def _lists(node: Any) -> Any:
 
 def _with_model(tree: xr.DataTree, model: Model, shape: tuple[int, int]) -> PyTree:
     leaves, structure = jax.tree.flatten(model.initial_position)
-    shapes = [np.shape(leaf) for leaf in leaves]
     if "unconstrained_posterior" in tree.children:
         flat = np.asarray(tree["unconstrained_posterior"]["position"].values)
-        ends = np.cumsum([0, *[int(np.prod(s)) for s in shapes]])
-        found = [flat[..., a:b] for a, b in pairwise(ends)] if flat.shape[-1] == ends[-1] else []
+        if flat.shape[-1] == model.dim:
+            return of_flat(model, flat)
     else:
         found = [array.values for array in tree["posterior"].data_vars.values()]
-    if [array[0, 0].size for array in found] != [int(np.prod(s)) for s in shapes]:
-        raise DataError(f"the result is not one of model {model.name!r}: its parameters have other shapes")
-    return jax.tree.unflatten(structure, [a.reshape(*shape, *s) for a, s in zip(found, shapes)])
+        if [array[0, 0].size for array in found] == [np.size(leaf) for leaf in leaves]:
+            shaped = [array.reshape(*shape, *np.shape(leaf)) for array, leaf in zip(found, leaves)]
+            return jax.tree.unflatten(structure, shaped)
+    raise DataError(f"the result is not one of model {model.name!r}: its parameters have other shapes")
 
 
 def of_flat(model: Model, flat: np.ndarray) -> PyTree:

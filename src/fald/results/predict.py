@@ -10,7 +10,7 @@ import numpy as np
 
 from fald.core.checks import check_count
 from fald.core.errors import DataError
-from fald.core.types import float_dtype
+from fald.core.types import PyTree, float_dtype
 from fald.problem.model import Model
 from fald.results.kinds import require_posterior
 from fald.results.tree import check_level
@@ -82,6 +82,19 @@ def _feature_array(model: Model, features: Any) -> np.ndarray:
     return array
 
 
+def expected_outcomes(model: Model, positions: PyTree, x: jax.Array) -> jax.Array:
+    """Expected outcomes (rows, draws, …) at many positions, row by row."""
+    of_row = jax.vmap(model.predict_fn, in_axes=(0, None))  # type: ignore[arg-type]
+    return jax.jit(lambda xs: jax.lax.map(lambda row: of_row(positions, row), xs))(x)
+
+
+def simulated_outcomes(model: Model, positions: PyTree, x: jax.Array, seed: int) -> jax.Array:
+    """One outcome (rows, draws) for each row and position."""
+    of_row = jax.vmap(model.simulate_fn, in_axes=(0, 0, None))  # type: ignore[arg-type]
+    keys = jax.random.split(jax.random.key(seed), (len(x), jax.tree.leaves(positions)[0].shape[0]))
+    return jax.jit(lambda xs: jax.lax.map(lambda row: of_row(row[0], positions, row[1]), xs))((keys, x))
+
+
 def predict(
     model: Model,
     tree: xr.DataTree,
@@ -127,15 +140,13 @@ def predict(
     taken = np.unique(np.linspace(0, len(flat) - 1, count).astype(int))
     positions = jax.vmap(model.unravel)(jnp.asarray(flat[taken], float_dtype()))
     x = jnp.asarray(_feature_array(model, features))
-    expected_of_row = jax.vmap(model.predict_fn, in_axes=(0, None))
     try:
-        expected = jax.jit(lambda xs: jax.lax.map(lambda row: expected_of_row(positions, row), xs))(x)
+        values = np.asarray(expected_outcomes(model, positions, x), np.float64)
     except (TypeError, ValueError) as error:
         raise DataError(
             f"the model cannot predict from rows of shape {x.shape[1:]}: {error}",
             hint="give the features of the training data, in their order, without the target",
         ) from error
-    values = np.asarray(expected, np.float64)
     low, high = f"{100 * tail:g}%", f"{100 * (1 - tail):g}%"
     columns: dict[str, np.ndarray] = {}
     for k in np.ndindex(values.shape[2:]):
@@ -144,11 +155,8 @@ def predict(
         columns[f"{prefix}mean"] = part.mean(axis=1)
         columns[f"{prefix}{low}"], columns[f"{prefix}{high}"] = np.quantile(part, [tail, 1 - tail], axis=1)
     if model.simulate_fn is not None and values.ndim == 2:
-        keys = jax.random.split(jax.random.key(seed), (len(x), len(taken)))
-        outcomes_of_row = jax.vmap(model.simulate_fn, in_axes=(0, 0, None))
-        simulate = jax.jit(lambda xs: jax.lax.map(lambda row: outcomes_of_row(row[0], positions, row[1]), xs))
-        outcomes = simulate((keys, x))
-        ends = np.quantile(np.asarray(outcomes, np.float64), [tail, 1 - tail], axis=1)
+        outcomes = np.asarray(simulated_outcomes(model, positions, x, seed), np.float64)
+        ends = np.quantile(outcomes, [tail, 1 - tail], axis=1)
         columns[f"outcome {low}"], columns[f"outcome {high}"] = ends
     frame = pd.DataFrame(columns)
     frame.attrs["level"] = level

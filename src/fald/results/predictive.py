@@ -14,7 +14,7 @@ from fald.core.types import float_dtype
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.results.kinds import require_posterior
-from fald.results.predict import flat_positions
+from fald.results.predict import expected_outcomes, flat_positions, simulated_outcomes
 from fald.results.tree import check_level
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _outcomes(
     taken = np.linspace(0, len(flat) - 1, count).astype(int)
     positions = jax.vmap(model.unravel)(jnp.asarray(flat[taken], float_dtype()))
     x, seen = jnp.asarray(rows[0], float_dtype()), np.asarray(rows[1], float)
-    means = np.asarray(_over_rows(jax.vmap(model.predict_fn, in_axes=(0, None)), positions, x), float)
+    means = np.asarray(expected_outcomes(model, positions, x), float)
     if means.ndim == 3:
         top = means.mean(axis=1).argmax(axis=1)
         chance = np.take_along_axis(means, top[:, None, None], axis=2)[:, :, 0]
@@ -145,12 +145,7 @@ def _outcomes(
         return seen, means, _coins(means, seed), _SHARES[1]
     if model.simulate_fn is None:
         raise DataError("the model cannot simulate outcomes")
-    simulate = jax.vmap(model.simulate_fn, in_axes=(0, 0, None))
-    keys = jax.random.split(jax.random.key(seed), (len(x), count))
-    drawn = jax.jit(lambda k, z: jax.lax.map(lambda row: simulate(row[0], positions, row[1]), (k, z)))(
-        keys, x
-    )
-    return seen, means, np.asarray(drawn, float), "mean outcome"
+    return seen, means, np.asarray(simulated_outcomes(model, positions, x, seed), float), "mean outcome"
 
 
 def _coins(chance: Array, seed: int) -> Array:
@@ -170,10 +165,6 @@ def _of_coins(seen: float, chance: Array) -> dict[str, float]:
     variance = means.var() + np.mean(np.mean(chance * (1 - chance), axis=0)) / len(chance)
     expected = float(means.mean())
     return {"expected": expected, "distance": float((seen - expected) / max(np.sqrt(variance), 1e-12))}
-
-
-def _over_rows(function: Any, positions: Any, x: jax.Array) -> jax.Array:
-    return jax.jit(lambda xs: jax.lax.map(lambda row: function(positions, row), xs))(x)
 
 
 def _means(seen: Array, simulated: Array, tail: float) -> dict[str, Any]:

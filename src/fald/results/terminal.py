@@ -22,7 +22,7 @@ def text(found: Examined) -> str:
         "",
         run["title"] or f"{run['model']} model",
         _where(found.tree, kind.exchanged),
-        _rounds_line(run) if kind.certified else _chain_line(run),
+        f"{run['rounds_done']} rounds of {run['method']}" if kind.certified else _chain_line(run),
         *_federation_lines(found.facts["federation"]),
         "",
         *_table(found),
@@ -30,7 +30,7 @@ def text(found: Examined) -> str:
         *(_verdict_lines(run) if kind.certified else ()),
         *(_chain_lines(run) if kind.chains else ()),
         *_check_lines(run["judgement"]),
-        *(_statement(found.tree) if kind.private else ()),
+        *(found.tree.attrs["privacy_statement"].splitlines()[:1] if kind.private else ()),
     ]
     lines += [kind.unseen] if kind.unseen else []
     return "\n".join([*lines, *(_beside_lines(run) if kind.chains else ())])
@@ -42,10 +42,6 @@ def _where(tree: xr.DataTree, exchanged: str) -> str:
     pairs = zip(sites["client"].values, sites["size"].values)
     sizes = f" ({', '.join(f'{n} {s}' for n, s in pairs)})" if count <= 8 else ""
     return f"{count} sites, {rows:,} rows{sizes}; sites exchanged {exchanged}"
-
-
-def _rounds_line(run: Mapping[str, Any]) -> str:
-    return f"{run['rounds_done']} rounds of {run['method']}"
 
 
 def _chain_line(run: Mapping[str, Any]) -> str:
@@ -183,10 +179,6 @@ def _check_lines(judged: Mapping[str, Any]) -> list[str]:
     lines += [f"fine: {', '.join(fine)}."] if fine else []
     lines += [f"not checked: {', '.join(unknown)} (the report says why)."] if unknown else []
     return lines
-
-
-def _statement(tree: xr.DataTree) -> list[str]:
-    return tree.attrs["privacy_statement"].splitlines()[:1]
 
 
 def _federation_lines(about: Mapping[str, Any] | None) -> list[str]:

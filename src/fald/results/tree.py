@@ -16,6 +16,7 @@ from fald.core.errors import ConfigError, StorageError
 from fald.core.files import write_atomically
 from fald.problem.model import Model
 from fald.results.kinds import kind_of
+from fald.results.positions import of_flat
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -65,10 +66,7 @@ def reported(model: Model, flat: np.ndarray) -> dict[str, Any]:
     """Reported quantities of many flat positions; compiled only where something is transformed."""
     if model.constrain_fn is not None:
         return _compiled_report(model, str(flat.dtype))(flat)
-    leaves, structure = jax.tree.flatten(model.initial_position)
-    parts = np.split(flat, np.cumsum([np.size(leaf) for leaf in leaves])[:-1], axis=1)
-    shaped = [part.reshape(len(flat), *np.shape(leaf)) for part, leaf in zip(parts, leaves)]
-    return model.report(jax.tree.unflatten(structure, shaped))
+    return model.report(of_flat(model, flat))
 
 
 @functools.lru_cache(maxsize=32)

@@ -78,7 +78,7 @@ def cases(quick: bool) -> list[Case]:
         Mark("seconds, cold", lambda t, limits: t["fald run, cold"].median, 5.0, at_most=True),
         Mark("seconds, warm", lambda t, limits: t["fald run, warm"].median, 2.5, at_most=True),
     ]
-    slower = Mark("times import jax", times_faster("import jax", "import fald"), 1.5, at_most=True)
+    slower = Mark("times import jax", times_faster("import jax", "import fald"), 1.3, at_most=True)
     warm = Mark("seconds", lambda t, limits: t["fald demo, warm"].median, 3.0, at_most=True)
     return [
         Case("F, import", "import, in a process of its own", "process", "import jax", imports, [slower]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -161,3 +162,13 @@ def joined(parts: Sequence[Table]) -> Table:
     import pandas as pd
 
     return pd.concat(parts, ignore_index=True)
+
+
+def paired(differences: Any) -> tuple[float, float]:
+    """Mean of paired differences (pandas) and half the width of its 95% interval; infinite for one seed."""
+    from scipy.stats import t
+
+    count = len(differences)
+    if count < 2:
+        return float(differences.mean()), float("inf")
+    return float(differences.mean()), float(t.ppf(0.975, count - 1) * differences.std() / math.sqrt(count))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fald.lab.reproduce import plots
-from fald.lab.reproduce.base import Findings, Meter, PanelRun, Table, Verdict, frame
+from fald.lab.reproduce.base import Findings, Meter, PanelRun, Table, Verdict, frame, paired
 from fald.lab.reproduce.images import (
     ImageChain,
     chain_settings,
@@ -19,7 +19,7 @@ from fald.lab.reproduce.images import (
     rows,
     tune,
 )
-from fald.lab.reproduce.scores import auroc, entropy, paired, scores
+from fald.results.probabilities import auroc, entropy, scores
 from fald.study import datasets
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fald.lab.reproduce import plots
-from fald.lab.reproduce.base import Findings, PanelRun, Table, Verdict, frame, joined
+from fald.lab.reproduce.base import Findings, PanelRun, Table, Verdict, frame, joined, paired
 from fald.lab.reproduce.images import ImageChain, chain_settings, run_chains, tune
-from fald.lab.reproduce.scores import paired
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,12 +21,12 @@ from fald.core.files import write_atomically
 from fald.core.types import float_dtype
 from fald.core.version import __version__
 from fald.lab.reproduce.base import Meter, PanelRun
-from fald.lab.reproduce.scores import scores
 from fald.langevin.engine import Assignment
 from fald.langevin.fald import fald
 from fald.langevin.inprocess import InProcess
 from fald.problem import partition
 from fald.problem.models import Model, softmax_regression, takes_rows
+from fald.results.probabilities import scores
 from fald.settings.participation import full
 from fald.study import datasets
 

@@ -1,7 +1,8 @@
 """The page about all experiments, made from their stored outputs and from nothing else.
 
-``python -m fald.lab.reproduce.page RESULTS DOCS`` copies records, points and figures of a results folder into
-``DOCS/reproduction`` and writes ``DOCS/reproduction.md``.
+    python docs/make_reproduction.py RESULTS    # the --out of fald reproduce
+
+copies records, points and figures into docs/reproduction and writes docs/reproduction.md.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from fald.core.errors import StorageError
 from fald.core.files import write_atomically
 from fald.lab.reproduce.images import at_the_edge
 from fald.lab.reproduce.panels import PANELS
+
+PAGE = Path(__file__).with_name("reproduction.md")
+STORED = PAGE.with_suffix("")
 
 _HEAD = """\
 # The paper's experiments
@@ -124,19 +128,18 @@ def _value(value: Any) -> str:
     return str(value).lower() if value in (True, False) else str(value)
 
 
-def publish(results: Path, docs: Path) -> Path:
+def publish(results: Path) -> None:
     """Copy the outputs of a results folder beside the page and write the page."""
-    target = docs / "reproduction"
-    target.mkdir(parents=True, exist_ok=True)
+    STORED.mkdir(exist_ok=True)
     for record in records(results):
         for kind in ("json", "csv", "svg"):
             name = f"{record['panel']}.{kind}"
-            write_atomically(target / name, (results / name).read_bytes())
-    write_atomically(docs / "reproduction.md", page(target).encode())
-    return docs / "reproduction.md"
+            write_atomically(STORED / name, (results / name).read_bytes())
+    write_atomically(PAGE, page(STORED).encode())
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) != 2:
         sys.exit(__doc__)
-    print(f"wrote {publish(Path(sys.argv[1]), Path(sys.argv[2]))}")
+    publish(Path(sys.argv[1]))
+    print(f"wrote {PAGE}")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fald.core.errors import ConfigError
-from fald.pages.follow import Follower
+from fald.pages.watch import Follower
 from fald.runtime import journal
 from fald.runtime.journal import Journal
 
