@@ -1,6 +1,7 @@
 """The README's examples are run, and the documentation covers what the code has."""
 
 import importlib.util
+import json
 import operator
 import re
 import shlex
@@ -218,10 +219,29 @@ def test_every_public_name_is_in_the_api_reference():
     assert not missing
 
 
+def maker(name):
+    """A script that writes a page, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_comparison_of_networks_is_what_was_stored():
+    networks = maker("make_networks")
+    text = networks.PAGE.read_text(encoding="utf-8")
+    assert networks.page(json.loads(networks.STORED.read_text())) == text, (
+        "run: python docs/make_networks.py page"
+    )
+    better = {"a": np.array([1.0, 1.1, 1.2]), "b": np.array([2.0, 2.2, 2.1])}
+    assert networks.verdict(better, "nll", "a", "b")[0] == "wins"
+    assert networks.verdict(better, "auroc", "a", "b")[0] == "loses"
+    better["b"][0] = 0.5  # one seed of three says otherwise
+    assert networks.verdict(better, "nll", "a", "b")[0] == "cannot be told apart"
+
+
 def test_the_api_reference_reads_without_being_built():
-    spec = importlib.util.spec_from_file_location("make_api", ROOT / "docs" / "make_api.py")
-    make_api = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make_api)
+    make_api = maker("make_api")
     text = make_api.PAGE.read_text(encoding="utf-8")
     assert make_api.page(text) == text, "run: python docs/make_api.py"
     assert "- `fald.sample(rng_key, model, data, *, num_rounds" in text

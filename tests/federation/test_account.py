@@ -1,12 +1,17 @@
 """What a private run costs a site: the accountant's ε, charged before it is spent, never twice."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from fald.core.errors import FederationError, PrivacyError, StorageError
 from fald.federation.site.account import Account, check_weights, open_account, private_parts
 from fald.federation.site.ledger import SiteLedger
+from fald.langevin.fald import fald
+from fald.langevin.registry import METHODS
 from fald.privacy import RunSettings, account
+from fald.privacy.accountants import ACCOUNTANTS
 from fald.study.schema import make_study
 
 SIZES = [400, 600, 1000]
@@ -58,6 +63,20 @@ def test_cost_is_that_of_the_accountant(tmp_path, site, colluders):
     expected = account(settings, delta=1e-5, **honest).epsilon[site]
     assert ledger.charged("run").epsilon == pytest.approx(expected, rel=1e-9)
     assert ledger.charged("run").rounds == 100
+
+
+def test_the_accountant_of_another_package_is_not_relied_on(tmp_path, monkeypatch):
+    """The study names it, and with it the coordinator: it may say that nothing is spent."""
+    nothing = SimpleNamespace(steps=lambda *given: pytest.fail("asked"))
+    point = SimpleNamespace(load=lambda: nothing, value="outside:nothing", dist=None)
+    monkeypatch.setitem(ACCOUNTANTS._found, "nothing", [point])
+    charged = []
+    for name in ("pld", "nothing"):
+        (tmp_path / name).mkdir()
+        ledger = SiteLedger(tmp_path / name / "ledger.jsonl")
+        open_account(ledger, "run", tmp_path / name, study(method=name), sizes=SIZES, site=0).begin()
+        charged.append(ledger.charged("run").epsilon)
+    assert charged[0] == charged[1] > 0
 
 
 def test_cost_does_not_count_on_chance(tmp_path):
@@ -225,6 +244,15 @@ def test_what_runs_is_what_is_accounted_for(tmp_path):
         ledger, "cold", tmp_path, study({"options": {"temperature": 0.25}}), sizes=SIZES, site=0
     ).begin()
     assert ledger.charged("cold").epsilon > 1.5 * ledger.charged("hot").epsilon
+
+
+def test_a_method_of_another_package_is_not_accounted_for(monkeypatch):
+    """Whatever it declares: what it adds to its uploads is not known here."""
+    point = SimpleNamespace(load=lambda: fald, value="outside:fald", dist=None)
+    monkeypatch.setitem(METHODS._found, "other", [point])
+    private_parts(study())  # the twin: the same function under its own name
+    with pytest.raises(PrivacyError, match="no method of another package"):
+        private_parts(study({"method": "other"}))
 
 
 @pytest.mark.parametrize("method", ["fsgld", "laplace", "scaffold-2"])

@@ -7,8 +7,8 @@ from fald.federation import wire
 from fald.federation.site.answers import Answers, Kept, Last
 
 
-def kept(number, attempt=1, task="aa", upload="ff", exact=True):
-    return Kept(number, attempt, task, upload, {"points": [2, 3]}, exact)
+def kept(number, attempt=1, task="aa", upload="ff", broadcast="cc"):
+    return Kept(number, attempt, task, upload, {"points": [2, 3]}, broadcast)
 
 
 def last(number, attempt=1):
@@ -74,8 +74,8 @@ def test_a_process_knows_its_own_last_reply_and_reads_that_of_another(tmp_path, 
     assert len(read) == 3
 
 
-def test_an_answer_is_not_exact_unless_it_says_so():
-    assert Kept(1, 1, "t", "", {}).exact is False
+def test_an_answer_has_no_broadcast_unless_it_says_so():
+    assert Kept(1, 1, "t", "", {}).broadcast == ""
 
 
 def test_a_line_without_an_end_never_left(tmp_path):

@@ -202,7 +202,7 @@ def test_without_a_round_of_scales_the_model_is_one(tmp_path, asked):
 
 
 def test_the_next_broadcast_is_that_of_the_server():
-    """Every part of the server's own update, chain by chain: state, position, energy, keys, round, weight."""
+    """Every part of the server's own update, chain by chain; costs of rounds come last and are left out."""
     method = SimpleNamespace(
         split=lambda: (None, 10.0),
         broadcast=lambda state: {"sent": state},
@@ -212,7 +212,7 @@ def test_the_next_broadcast_is_that_of_the_server():
         },
     )  # fmt: skip
     root = np.array([3, 4], np.uint32)
-    before, total = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(100, 108, dtype=np.float32)
+    before, total = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(100, 110, dtype=np.float32)
     found = next_broadcast(method, root, 9, before=before, total=total)["sent"]
     np.testing.assert_array_equal(found["state"], before + 10)
     np.testing.assert_array_equal(found["position"], total[:6].reshape(2, 1, 3))

@@ -6,6 +6,7 @@ import contextlib
 import email.utils
 import itertools
 import os
+import re
 import sqlite3
 import time
 import tomllib
@@ -24,6 +25,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.task_identity import TaskIdentity
 
 from fald.core.errors import ConfigError, FederationError
+from fald.federation import commands
 from fald.federation.engines.flower import link as module
 from fald.federation.engines.flower import submit, supernode
 from fald.federation.engines.flower.app import read_job
@@ -317,8 +319,12 @@ def test_the_clock_of_the_superlink_is_compared(folder, monkeypatch, off):
     monkeypatch.setattr(submit.urllib.request, "urlopen", lambda *a, **k: answer)
     monkeypatch.setattr(submit, "unfinished", lambda folder: [])
     assert abs(submit.clock(folder) - off) < 2
-    levels = {f.about: f.level for f in deployment.examine(folder)}
-    assert levels == {"server": "ok", "clock": "bad" if off else "ok"}
+    found = {f.about: f for f in deployment.examine(folder)}
+    assert {about: f.level for about, f in found.items()} == {"server": "ok", "clock": "bad" if off else "ok"}
+    if off:
+        assert re.search(r"is \d+ s " + ("ahead" if off > 0 else "behind"), found["clock"].said)
+    # nor does its status tell who is not approved: fald has no kits of these sites
+    assert commands.status_text(commands.status(folder)).count("the engine's own commands tell") == 2
 
 
 def test_a_supernode_needs_a_site(tmp_path):

@@ -22,7 +22,7 @@ from fald.federation import commands, doctor
 from fald.federation.engines.nvflare import certificates, door, kits, process
 from fald.federation.engines.nvflare.deployment import odd_sites
 from fald.federation.engines.nvflare.probe import probe
-from fald.federation.folder import read_settings
+from fald.federation.folder import OWN, note_own, read_settings
 from fald.federation.secure.identity import Identity, key_fingerprint
 from fald.federation.site import worker as site_worker
 from fald.federation.site.worker import SiteSettings, SiteWorker
@@ -41,7 +41,11 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def trial(made, tmp_path):
-    return shutil.copytree(made, tmp_path / "trial")
+    place = shutil.copytree(made, tmp_path / "trial")
+    for kit in (place / "sites").iterdir():
+        (kit / "site").mkdir()
+        note_own(kit / "site", kit / "startup" / "client.key")
+    return place
 
 
 @pytest.fixture
@@ -115,13 +119,32 @@ def test_a_clock_that_is_behind_is_named(trial, rows, idle, monkeypatch):
 
 def test_a_kit_is_joined_once(trial, rows, idle):
     kit = trial / "sites" / "north"
-    (kit / "site").mkdir()
     with (
         sole_owner(kit / "site", "join.lock"),
         pytest.raises(FederationError, match=rf"joined already: .*process {os.getpid()}"),
     ):
         join(kit, rows)
     join(kit, rows)
+
+
+@pytest.mark.parametrize("secret", ["site/state/identity.pem", "startup/client.key"])
+def test_keys_that_come_with_a_kit_are_not_used(trial, rows, idle, secret):
+    """Whoever put them there knows them, and a secure sum hides nothing from who knows all identities."""
+    kit = trial / "sites" / "north"
+    join(kit, rows)
+    join(kit, rows)  # the twin: its own keys are used again
+    path, before = kit / secret, (kit / secret).read_bytes()
+    path.unlink()
+    path.touch(mode=0o600)
+    path.write_bytes(before)  # as an archive unpacks it
+    with pytest.raises(FederationError, match="came with the kit") as caught:
+        join(kit, rows)
+    commands.join(kit, rows, None, kit / "site", report=print, patience=0.1)  # the way out of the hint
+    assert f"--state {kit / 'site'}" in caught.value.hint
+    join(kit, rows)
+    (kit / "site" / OWN).unlink()
+    with pytest.raises(FederationError, match="came with the kit"):
+        join(kit, rows)
 
 
 def test_two_processes_with_one_kit_are_told_from_a_restart(tmp_path):

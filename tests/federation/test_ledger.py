@@ -55,6 +55,15 @@ def test_what_was_charged_is_not_given_back(path):
     assert path.stat().st_size == size
 
 
+def test_of_several_lines_of_a_study_the_largest_numbers_count(path):
+    lines = [(0.4, 1e-6, 9), (0.9, 2e-6, 5), (0.2, 3e-6, 7)]
+    path.parent.mkdir()
+    path.write_text(
+        "".join(json.dumps({"study": "a", "epsilon": e, "delta": d, "rounds": n}) + "\n" for e, d, n in lines)
+    )
+    assert SiteLedger(path).charged("a") == Charge(0.9, 3e-6, 9)
+
+
 def test_budget_is_kept_to_its_end_and_no_further(path):
     ledger = budget(path, 0.3)
     for i in range(3):

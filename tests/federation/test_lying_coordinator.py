@@ -29,7 +29,7 @@ from fald.core.errors import ConfigError, PrivacyError, SecureSumError
 from fald.core.version import __version__
 from fald.federation import wire
 from fald.federation.coordinator import sites
-from fald.federation.secure.fixed_point import total
+from fald.federation.secure.fixed_point import add, encode, total
 from fald.federation.secure.session import split, unmask_sum
 from fald.federation.site.langevin import LangevinSite
 from fald.federation.site.policy import make_policy
@@ -186,6 +186,15 @@ def test_noise_lost_beside_large_parameters_is_refused():
         check_noise(method, 0.5, 0.5, largest=1e6)
 
 
+def test_a_prior_that_swallows_the_noise_is_refused_and_not_charged(tmp_path):
+    """A study may declare any prior; a narrow one moves parameters so far that no noise is left."""
+    study = {**PRIVATE, "model": {"family": "logistic", "prior-scale": 1e-9}}
+    coordinator = begun(Coordinator(tmp_path, secure=False, policy="unsummed = true\n"), study)
+    assert "last digits" in said(coordinator.round(position=START + 1.0)["a"])
+    releases = coordinator.workers["a"]._folder(coordinator.ids["run"]) / "releases.json"
+    assert json.loads(releases.read_text()) == {"releases": 0}
+
+
 # -- 3: what a refusal tells --------------------------------------------------------------------------------
 
 
@@ -298,6 +307,8 @@ def test_a_private_round_that_fails_at_the_rows_is_charged_as_if_answered(tmp_pa
 
     monkeypatch.setattr(LangevinSite, "answer", fails)
     assert {said(reply) for reply in coordinator.round().values()} == {UNSAID}
+    begun_, failed = read_record(coordinator.workers["a"].settings.state)[-2:]
+    assert failed["epsilon"] == begun_["epsilon"] > 0
     releases = coordinator.workers["a"]._folder(coordinator.ids["run"]) / "releases.json"
     assert json.loads(releases.read_text()) == {"releases": 2}
 
@@ -433,6 +444,13 @@ def test_a_broadcast_asked_again_is_answered_at_the_site_s_own(tmp_path):
     both = [summed(coordinator.round(**lie, attempt=n, passed=shown)) for n in (1, 2)]
     assert np.array_equal(*both)
     assert "not passed on" in said(coordinator.round(**lie, attempt=3)["a"])
+    # nor may a site in league say afterwards that it had uploaded a little more
+    little = np.zeros(shown.shape[2])
+    little[0] = 1e-9 * np.abs(average).max()
+    told = np.stack([*shown[:2], add(shown[2], encode(little))])
+    replies = coordinator.round(**lie, attempt=4, passed=told)
+    assert "another sum of round 1" in said(replies["a"])
+    assert "another sum of round 1" in said(replies["b"])
 
 
 def test_a_coordinator_that_has_forgotten_a_round_may_ask_it_again(coordinator):

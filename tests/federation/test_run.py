@@ -90,6 +90,7 @@ METHODS = {
     "fa-ld unsummed": {"federation": {"secure-sum": False}},
     "fa-ld drawn": {"participation": "with-replacement", "num-participants": 2, "batch-size": 5},
     "scaffold-2": {},
+    "qlsd": {"local-steps": None},
     "qlsd++": {"local-steps": None},
     "fsgld": {},
     "de-sgld": {"local-steps": None},
@@ -111,7 +112,7 @@ def test_methods_give_the_chains_of_the_in_process_run(place, tmp_path, name):
     for cost in here["cost"].data_vars:
         if not (summed and cost.startswith("bytes")):  # masks and audits travel as well
             np.testing.assert_array_equal(here["cost"][cost], there["cost"][cost])
-    assert summed == (name in ("fa-ld",))
+    assert summed == (name in ("fa-ld", "qlsd"))
     assert bool(np.isnan(there["sample_stats"]["drift"].values).all()) == summed
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fald.core.errors import ConfigError, NonFiniteError, SecureSumError, StorageError
@@ -62,6 +62,8 @@ def numbers(num_sites=4, count=50, seed=0):
 
 
 @given(st.lists(st.floats(-LIMIT, LIMIT, exclude_min=True, exclude_max=True), min_size=1, max_size=8))
+@example([np.nextafter(128.0, 0), -np.nextafter(128.0, 0), -(2.0**-56), 2.0**-58])
+@example([-128.0, 128.0])
 @settings(max_examples=200, deadline=None)
 def test_fixed_point_is_rounded_arithmetic_of_whole_numbers(values):
     words = encode(values)
@@ -72,6 +74,9 @@ def test_fixed_point_is_rounded_arithmetic_of_whole_numbers(values):
         (e - f) % 2**128 for e, f in zip(expected, expected[::-1])
     ]
     np.testing.assert_allclose(decode(words), values, rtol=2**-51, atol=2.0**-57)
+    beside = np.column_stack([words, encode([1e9])])  # small numbers alone are read in another way
+    assert np.array_equal(decode(beside)[:-1], decode(words))
+    assert np.array_equal(encode([*values, 1e9]), beside)
 
 
 def test_addition_carries_over_all_words():

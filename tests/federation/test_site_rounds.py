@@ -61,7 +61,7 @@ def run_of(folder, *, secure=False, policy=None, **changes):
     run.answers, run.left, run.epsilon, run.data, run.reveals = Answers(folder), {}, None, None, None
     run._session = Masks() if secure else None
     run._rows = run._langevin = run._account = run._audit = None
-    run._exact, run._sent = False, (0, None)
+    run._broadcast, run._sent = "", (0, None)
     for name, value in changes.items():
         setattr(run, name, value)
     return run
@@ -241,7 +241,7 @@ def test_a_run_is_made_of_its_study(tmp_path, chains):
     assert (run.site, run.folder, run.about, run.study, run.data) == (owner, tmp_path, about, study, data)
     assert (run.frozen.names, run.model.dim, run.hello, run.left, run.epsilon) == (NAMES, DIM, {}, {}, None)
     assert run._session is run._rows is run._langevin is run._account is None
-    assert (run._exact, run._sent[0], run._sent[1].size) == (False, 0, 0)
+    assert (run._broadcast, run._sent[0], run._sent[1].size) == ("", 0, 0)
     assert run.answers.known == []
     if chains:  # what leaves is declared by the method, and there is no protocol to follow
         assert run.reveals == reveals_of("fa-ld")
@@ -408,9 +408,9 @@ def test_an_answer_is_written_down_and_given_again(tmp_path, secure, kind):
 
     def work(message, digest, task, again):
         assert run.left == {}
-        assert not run._exact
+        assert run._broadcast == ""
         made.append((digest, task, again))
-        run.left, run._exact = {"value": 5}, not again
+        run.left, run._broadcast = {"value": 5}, str(again)
         return arrays
 
     setattr(run, f"_{kind}", work)
@@ -432,7 +432,7 @@ def test_an_answer_is_written_down_and_given_again(tmp_path, secure, kind):
     kept = Answers(tmp_path)
     upload = hashlib.sha256(masked.astype("<u8").tobytes()).hexdigest() if secure else ""
     shapes = {"point_values": [5]} if secure else {}
-    assert kept.known == [Kept(1, n, task.hex(), upload, shapes, n == 1) for n in (1, 2)]
+    assert kept.known == [Kept(1, n, task.hex(), upload, shapes, str(n == 2)) for n in (1, 2)]
     assert kept.last() == Last(1, 2, {"value": 5}, b"two", b"bytes 2")
     number, sent = run._sent
     assert number == int(secure)  # what left without masks is not kept
@@ -727,9 +727,10 @@ def test_without_a_secure_sum_the_upload_leaves_as_it_is(tmp_path):
 def test_in_a_secure_sum_the_weighted_part_leaves_under_masks(tmp_path):
     run = stepping(tmp_path, secure=True, policy={"audit": False})
     found = round_of(run, number=2)
-    assert set(found) == {"masked", "spent_0", "spent_1"}
+    assert set(found) == {"masked"}  # a compressed upload's length tells of its site's rows
     ((values, given),) = run._session.asked
-    np.testing.assert_allclose(values, 0.3 * np.array([1.0] * DIM + [2.0] * DIM + [1.0, 3.0]), rtol=1e-15)
+    weighted = 0.3 * np.array([1.0] * DIM + [2.0] * DIM + [1.0, 3.0])
+    np.testing.assert_allclose(values, [*weighted, 1.0, 1.0, 0.0, 0.0], rtol=1e-15)
     assert (given["round"], given["saturate"]) == (2, True)
     # the weights are everybody's shares of the rows: others would single out a site
     for wrong in (np.tile([1.0, 0.0, 0.0], (CHAINS, 1)), SHARES * (1 + 1e-5)):
@@ -765,34 +766,38 @@ def test_a_broadcast_is_compared_where_the_site_can_know_it(tmp_path, secure, au
     if not (secure and audit):
         round_of(run, leaf=wrong, again=again)
         assert run._langevin.tasks[0].leaves[0].tolist() == wrong.tolist()
-        assert not run._exact
+        assert run._broadcast == ""
         return
     with pytest.raises(FederationError, match="broadcast of round 1 is not the average"):
         round_of(run, leaf=wrong, again=again)
     start = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     run._langevin.start = [start]
-    for leaf, exact in ((start + 1e-9, False), (start.copy(), True)):
+    for leaf in (start + 1e-9, start.copy()):
         round_of(run, leaf=leaf, again=again)
         assert run._langevin.tasks[-1].leaves[0].tolist() == start.tolist()  # its own, to the last digit
-        assert run._exact is exact
+        assert run._broadcast == hash_of(start)
+
+
+def hash_of(leaf):
+    return wire.digest(wire.pack("leaves", {}, {"0": leaf})).hex()
 
 
 @pytest.mark.parametrize(
-    ("exact", "task", "number", "believed"),
+    ("own", "task", "number", "believed"),
     [
-        (True, b"task", 3, True),
-        (False, b"task", 3, False),
-        (True, b"other", 3, False),
-        (True, b"task", 2, False),
+        (4.0, b"task", 3, True),
+        (4.000000001, b"task", 3, False),
+        (4.0, b"other", 3, False),
+        (4.0, b"task", 2, False),
     ],
 )
 def test_what_was_answered_to_the_last_bit_may_be_asked_again_without_the_sum(
-    tmp_path, exact, task, number, believed
+    tmp_path, own, task, number, believed
 ):
     """By a coordinator that has forgotten the round before; whatever it asks otherwise needs the sum."""
     run = stepping(tmp_path, secure=True)
-    run.answers.known = [Kept(number, 1, task.hex(), "", {}, exact)]
     leaf = np.full((CHAINS, DIM), 4.0)
+    run.answers.known = [Kept(number, 1, task.hex(), "", {}, hash_of(leaf / 4 * own))]
     if believed:
         round_of(run, leaf=leaf, number=3, again=True)
         assert run._langevin.tasks[0].leaves[0].tolist() == leaf.tolist()
@@ -803,6 +808,21 @@ def test_what_was_answered_to_the_last_bit_may_be_asked_again_without_the_sum(
     run._summed = lambda passed, number: "total"
     with pytest.raises(FederationError, match="not the average"):  # where the sum is there it counts
         round_of(run, leaf=leaf, number=3, again=True, passed_masked=np.zeros(1))
+
+
+@pytest.mark.parametrize("own", [0.5, 0.500000001])
+def test_a_round_that_was_answered_follows_from_the_same_sum(tmp_path, own):
+    """Two answers from starts a little apart have the same noise, and their difference has none."""
+    run = stepping(tmp_path, secure=True)
+    run._summed = lambda passed, number: "total"
+    run.answers.known = [Kept(3, 1, b"task".hex(), "", {}, hash_of(np.full((CHAINS, DIM), own)))]
+    how = {"leaf": np.full((CHAINS, DIM), 0.5), "number": 3, "again": True, "passed_masked": np.zeros(1)}
+    if own == 0.5:
+        round_of(run, **how)
+    else:
+        with pytest.raises(FederationError, match="follows now from another sum of round 2"):
+            round_of(run, **how)
+    assert len(run._langevin.tasks) == (own == 0.5)
 
 
 def test_after_the_first_round_the_broadcast_follows_from_the_sum(tmp_path):

@@ -140,12 +140,13 @@ def test_a_site_has_a_folder_and_a_key_of_its_own(tmp_path):
     assert deep.identity.public != first
 
 
-def test_a_hello_says_names_and_versions_and_is_not_recorded(site):
+def test_a_hello_says_names_and_versions(site):
     said = site.replied("hello", {}).values
     assert {"site", "version", "versions", "protocol", "identity"} <= set(said)
     assert (said["site"], said["version"], said["protocol"]) == ("a", __version__, wire.PROTOCOL)
     assert said["identity"] == site.worker.identity.public
-    assert not (site.state / RECORD).exists()
+    (line,) = read_record(site.state)
+    assert (line["asked"], line["left"]) == ("hello", {"versions, clock and public key": 1})
     assert not (site.state / "status.json").exists()
 
 

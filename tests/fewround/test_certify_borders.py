@@ -147,6 +147,10 @@ def test_a_tail_that_has_fallen_far_or_is_no_number():
     one = np.array([[1.0, 0.0, 0.0]])
     for fall, holds in ((200.0 + LEAST, True), (200.0, False)):
         assert certify.tails(np.full(2, -fall + 7.0), one, 7.0, np.ones(3), names=NAMES).holds == holds
+    # where it falls slowly, the farther place says whether it has fallen far
+    for shift, holds in ((1.0, True), (-2.0, False)):
+        values = np.array([-198.0, -200.0]) - shift
+        assert certify.tails(values, one, 0.0, np.ones(3), names=NAMES).holds == holds
     for far, holds in ((-np.inf, True), (np.nan, True), (0.0, False), (np.inf, False)):
         assert certify.tails(np.array([0.0, far]), one, 0.0, np.ones(3), names=NAMES).holds == holds
     assert certify.tails(np.array([-np.inf, -np.inf]), one, 0.0, np.ones(3), names=NAMES).holds

@@ -70,13 +70,13 @@ def test_chains_at_rest_are_called_settled():
 def shown(draws, values=lambda x: -np.sum(x**2, axis=1) / 2, slopes=lambda x: -x, certified=None):
     """Names of the conditions that object to ends of chains, of a posterior that is a standard normal."""
     target = SimpleNamespace(
-        dim=2, model=SimpleNamespace(parameter_names=("a", "b")),
+        dim=draws.shape[1], model=SimpleNamespace(parameter_names=tuple("abcdefgh"[: draws.shape[1]])),
         gradients=lambda positions, sums: (None, slopes(positions)),
         values=lambda positions, sums: values(positions),
     )  # fmt: skip
     last = [draws[: len(draws) // 2], draws[len(draws) // 2 :]]
     newest = last[1] if certified is None else certified
-    asking = learned._shown(target, last, newest, np.random.default_rng(3), 0.05)
+    asking = learned._shown(target, last, newest, np.random.default_rng(3), tolerance=0.05)
     request = next(asking)
     assert set(request) == {"states", "points"}
     with pytest.raises(StopIteration) as done:
@@ -100,3 +100,23 @@ def test_chains_that_have_the_last_word_must_show_five_things():
     assert shown(
         draws, values=lambda x: np.logaddexp(-np.sum(x**2, axis=1) / 2, wide - np.sum(x**2, axis=1) / 200)
     ) == ["far mass"]
+
+
+def test_what_is_wide_in_every_direction_is_missed_and_a_skewed_coordinate_is_not():
+    draws = np.random.default_rng(4).standard_normal((24_000, 8))
+
+    def skewed(width):
+        return lambda x: -np.sum(x**2, axis=1) / 2 + np.maximum(x[:, 0], 0) ** 2 * (1 - width**-2.0) / 2
+
+    def mixed(share):
+        square = np.log1p(-share), np.log(share) - 8 * np.log(3)
+        return lambda x: np.logaddexp(
+            square[0] - np.sum(x**2, axis=1) / 2, square[1] - np.sum(x**2, axis=1) / 18
+        )
+
+    assert (
+        shown(draws, values=skewed(1.8)) == []
+    )  # in eight dimensions a tenth of its second moment seems far out
+    assert shown(draws, values=skewed(4.0)) == ["far mass"]  # a tail of its own
+    assert shown(draws, values=mixed(0.001)) == []
+    assert shown(draws, values=mixed(0.02)) == ["far mass"]

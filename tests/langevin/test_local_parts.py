@@ -15,7 +15,7 @@ from fald.langevin import method as methods
 from fald.langevin import noise, server
 from fald.langevin.compressors import qsgd, top_k
 from fald.langevin.fald import FALD, fald, fedavg, private, sgld, variant
-from fald.settings.schedules import paper_decay
+from fald.settings.schedules import Phase, in_phases, paper_decay
 
 SHARED, OWN, CHOICE = (jax.random.key_data(jax.random.key(i)) for i in (1, 2, 3))
 START = jnp.array([1.0, -2.0, 0.5])
@@ -187,9 +187,12 @@ def test_what_a_preconditioner_costs_and_shows():
     plain = fald(local_steps=7, step_size=0.05)
     assert plain.prepare(None, None, {}) is plain
     assert plain.offer(None, None) == {}
-    assert not fald(local_steps=7, step_size=0.05, momentum=0.5).about.reveals.accounted
-    with pytest.raises(PrivacyError):
-        private(fald(local_steps=7, step_size=0.05, momentum=0.5))
+    phases, _, _ = in_phases([Phase(2, 0.05, draws=1)], 7)
+    for other in ({"momentum": 0.5}, {"step_size": phases}, {"preconditioner": "rms"}):
+        unaccounted = fald(**{"local_steps": 7, "step_size": 0.05, **other})
+        assert not unaccounted.about.reveals.accounted
+        with pytest.raises(PrivacyError):
+            private(unaccounted)
 
 
 def test_squares_that_are_offered_are_those_of_the_rows():
@@ -411,6 +414,7 @@ def test_settings_out_of_range(change, words):
     with pytest.raises(ConfigError, match=words):
         Mine(**{"step_size": 0.1, **change})
     Mine(**{"step_size": 5e-324, "temperature": 0.0, "batch_size": 1})
+    type("Stepless", (Mine,), {"_numbers": ("width",)})(step_size=None)
 
 
 def test_sizes_and_hashes_of_what_is_sent():

@@ -11,7 +11,8 @@ import fald
 from fald.calculus.gradients import Rows, clip_rows
 from fald.core.errors import PrivacyError
 from fald.langevin.client import Setup, Visit, client_round
-from fald.langevin.safety import accounted_sd, as_used, check_noise
+from fald.langevin.safety import accounted_sd, as_used, check_noise, farthest
+from helpers import linear_model
 
 CHAINS = 4000
 MODEL = fald.models.gaussian_location([[1.0]])
@@ -153,6 +154,14 @@ def test_the_accounted_sd_is_that_of_the_formula(noise, correlation):
     expected = math.sqrt(2 * 2**-7 * 0.5 * (1 - correlation**2) * v)
     assert accounted_sd(method, 0.25, 0.5) == pytest.approx(expected, rel=1e-6)
     check_noise(method, 0.25, 0.5, 3.0)
+
+
+def test_what_noise_is_added_to_is_the_parameter_or_the_step_of_the_prior():
+    method = fald.samplers.fald(local_steps=1, step_size=0.25, clip_norm=1.0)
+    places = jnp.array([[2.0, 3.0], [-1.0, -4.0]])
+    assert farthest(linear_model(2.0), method, places) == 4.0  # steps of the prior are η/4 of a parameter
+    assert farthest(linear_model(0.25), method, places) == 0.25 * 4.0 / 0.25**2
+    assert math.isnan(farthest(linear_model(2.0), method, places * jnp.nan))
 
 
 def test_noise_must_span_so_many_of_the_last_digits():

@@ -131,6 +131,8 @@ def test_errors_are_those_of_parameters_in_posterior_sds():
         shift, sd = chain.errors(there, goal)
         np.testing.assert_allclose(shift, chain.basis @ (there.mean - mean) / np.sqrt(np.diag(own)))
         np.testing.assert_allclose(sd, np.sqrt(np.diag(other) / np.diag(own)) - 1)
+        narrow = chain.errors(there._replace(covariance=there.covariance / 100), goal)[1]
+        np.testing.assert_allclose(narrow + 1, (sd + 1) / 10)  # also below a variance of one
 
 
 def test_the_worst_error_counts_with_its_sign_left_out():

@@ -211,6 +211,12 @@ def test_all_that_a_transform_leaves_out_counts_against_delta():
     assert steps._excess(wide)[1][-1] - least == pytest.approx(math.exp(min(0.0, bound)), rel=1e-6)
 
 
+def test_where_the_discounted_mass_is_below_any_number_the_next_point_is_safe(monkeypatch):
+    steps, grid = made(8.0, 16), np.arange(4.0)
+    monkeypatch.setattr(steps, "_excess", lambda loss: (grid, np.array([0.5, 0.5, 0.5, 0.0]), np.zeros(4)))
+    assert steps.epsilon(None, 0.1) == 3.0
+
+
 def test_rounding_that_would_show_at_delta_is_refused():
     limit = 10 * 4 * 2 * EPS * (1 + 32)  # a tenth of δ is what rounding may take
     with pytest.raises(NoGridError, match="round-off"):
@@ -256,10 +262,11 @@ def test_composed_gaussians_are_one_gaussian(z, count):
 
 
 @pytest.mark.parametrize("rows", [10, 3])
-def test_chords_keep_the_total_variation_and_lie_above(rows):
-    ends = [2.0, 2.6]
-    steps = PldSteps(releases(ends, [8, 8], rows=rows), total=lambda s: repeated(s.step(2.0), 16))
-    for z in (2.0, 2.1, 2.3, 2.55, 2.6):
+@pytest.mark.parametrize("least", [2.0, 0.4])  # with little noise the total variation is far from linear
+def test_chords_keep_the_total_variation_and_lie_above(rows, least):
+    ends = [least, 1.3 * least]
+    steps = PldSteps(releases(ends, [8, 8], rows=rows), total=lambda s: repeated(s.step(least), 16))
+    for z in [*(least * np.array([1.0, 1.05, 1.15, 1.275])), ends[1]]:
         loss = steps.step(z)
         total, low, high = (float(step_profile(0.0, at, rows / 10)) for at in (z, *ends))
         assert steps.delta(loss, 0.0) == pytest.approx(total, rel=1e-4)
@@ -269,8 +276,8 @@ def test_chords_keep_the_total_variation_and_lie_above(rows):
             chord = share * low_end + (1 - share) * high_end
             assert exact - 1e-12 <= steps.delta(loss, epsilon)
             assert steps.delta(loss, epsilon) == pytest.approx(chord, rel=1e-3, abs=1e-7)
-    assert steps.step(2.6) is steps.step(2.6)
-    for outside in (1.5, 5.0):  # its own grid
+    assert steps.step(ends[1]) is steps.step(ends[1])
+    for outside in (0.75 * least, 2.5 * least):  # its own grid
         own = float(step_profile(0.3, outside, rows / 10))
         assert own - 1e-12 <= steps.delta(steps.step(outside), 0.3) <= own * 1.001 + 1e-7
 

@@ -192,6 +192,13 @@ def test_few_multipliers_are_kept_and_many_are_covered():
         assert (anchors[0], anchors[-1]) == (1.0, 2.0)
         assert np.max(anchors[1:] / anchors[:-1]) <= ratio * (1 + 1e-12)
         assert anchors.size == math.ceil(math.log(2) / math.log(ratio)) + 1
+    # as many as would cover them are kept as they are, and have nothing between them
+    for sampling, top, number in (("without-replacement", 3.0, 57), ("poisson", 1.2, 38)):
+        for size in (number - 20, number, number + 1):
+            if size > 32:
+                anchors, between = _anchors(np.linspace(1, top, size), sampling, 0.1)
+                assert np.array_equal(anchors, np.linspace(1, top, size)) is (size <= number)
+                assert between is (size <= number or sampling == "without-replacement")
     narrow = np.linspace(1, 1.0001, 40)
     assert _anchors(narrow, "without-replacement", 0.1)[0].size == 2
 
@@ -285,6 +292,8 @@ def test_tables_of_draws_have_their_shapes():
             epsilon([1, 1, 0], replace(drawn, participation=with_replacement(2), **twice))
     part = replace(drawn, participation=with_replacement(2), noise="paper")
     np.testing.assert_allclose(epsilon(2 * table, part).epsilon, epsilon(table, part).epsilon)
+    less = replace(part, noise="realised")  # whoever is drawn twice adds less noise
+    assert np.all(epsilon(2 * table, less).epsilon[:2] > 1.2 * epsilon(table, less).epsilon[:2])
     with pytest.raises(ConfigError, match="more often"):
         epsilon(3 * table, part)
     everybody = replace(drawn, participation=None)

@@ -138,7 +138,9 @@ def test_of_failed_comparisons_the_farthest_is_named():
 
 @pytest.mark.parametrize("which", ["bias", "sd_error"])
 def test_the_larger_of_two_predicted_errors_decides(which):
-    for value, expected in ((0.05, "green"), (0.0501, "amber"), (-0.2, "amber"), (-0.2001, "red")):
+    for value, expected in (
+        (0.05, "green"), (0.0501, "amber"), (-0.2, "amber"), (-0.2001, "red"), (math.nan, "red"),
+    ):  # fmt: skip
         check = found(of_run(CHAIN, foreseen={"predicted": {**PREDICTED, which: value}}), "Predicted bias")
         assert check.colour == expected
         assert bool(check.advice) == (expected != "green")
@@ -160,6 +162,7 @@ def test_doubling_and_reference_leave_room_for_their_own_errors():
     for shift, error, expected in (
         (0.11, 0.03, "green"), (0.1101, 0.03, "amber"), (-0.1101, 0.03, "amber"), (0.051, None, "amber"),
         (0.049, None, "green"), (-0.31, 0.05, "red"), (0.01, 0.4, "green"),
+        (math.nan, 0.1, "red"), (0.01, math.nan, "red"),
     ):  # fmt: skip
         assert colour(doubling(shift, error), "Twice the step size") == expected, (shift, error)
     for changes, expected in (
@@ -171,6 +174,7 @@ def test_doubling_and_reference_leave_room_for_their_own_errors():
         ({"standard_error": 0.2 / 3 - 1e-9}, "green"),
         ({"standard_error": 0.2 / 3 + 1e-9}, "amber"),
         ({"shift": 1.0, "standard_error": 0.1}, "red"),
+        *[({name: math.nan}, "red") for name in ("shift", "standard_error", "sd_error", "sd_standard_error")],
     ):  # fmt: skip
         assert colour({**CHAIN, "reference": {**REFERENCE, **changes}}, "Distance to a reference") == expected
     assert not [c for c in made_checks({**CHAIN, "reference": None}) if c.name == "Distance to a reference"]

@@ -1,6 +1,7 @@
 """Every check at its border, from both sides and for both signs; and the checks of rows on rows."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from fald.results.columns import FAR, absurd_values, redundant_columns
 from fald.results.examine import examine, made_checks
 from fald.results.judgement import judgement
 from fald.results.kinds import KINDS
-from fald.results.prior import _log_densities, prior_sensitivity
+from fald.results.prior import _log_densities, _sensitivity, prior_sensitivity
 
 ROW = {"parameter": "x", "r_hat": 1.0, "ess_bulk": 1000.0}
 SITE = {"client": "north", "took_part": 5, "seldom": False}
@@ -145,6 +146,8 @@ def test_verdict_modes_and_target():
     found = judgement(made_checks(facts))
     assert found["first"] == "Do not use: The accuracy asked for was not reached: uneven weights."
     assert found["reasons"][0].endswith("What to do: allow more rounds.")
+    for other in ("", "stopped"):  # whatever is not reached
+        assert colour(of_run(FITTED, verdict=other, reason="", advice=""), "Accuracy") == "red"
     assert colour({**FITTED, "modes": 2}, "Further solutions") == "amber"
     assert colour({**FITTED, "modes": 1}, "Further solutions") == "green"
     assert colour(of_run(CHAIN, pseudo_posterior=True), "Target") == "amber"
@@ -304,3 +307,13 @@ def test_stored_densities_are_those_of_the_rows():
 
 def test_all_kinds_have_a_first_line():
     assert {kind.checks[0] for kind in KINDS.values()} == {"complete"}
+
+
+def test_the_sensitivity_of_weighted_draws_is_that_of_arviz():
+    from arviz_stats import base
+
+    stats: Any = base.array_stats  # pyright: ignore[reportPrivateImportUsage]
+    draws = np.random.default_rng(1).normal(size=500)
+    pair = [np.exp(s * draws) / np.sum(np.exp(s * draws)) for s in (-0.05, 0.08)]
+    expected = stats.power_scale_sense(draws[None], *[w[None] for w in pair], 0.99, 1.01)
+    np.testing.assert_allclose(_sensitivity(draws, pair), expected, rtol=1e-9)

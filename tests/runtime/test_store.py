@@ -149,15 +149,27 @@ def test_answers_are_those_to_the_same_question(store):
     store.save_answers(1, {"values": np.arange(3.0)}, question)
     store.save_answers(2, {"values": np.arange(4.0)}, question + 1)
     store.save_answers(4, {}, question)
-    assert store.answered_rounds() == 2  # in a row
+    assert store.answered_rounds() == 2  # in a row, for another follows
     assert store.load_answers(1, question)["values"].tolist() == [0.0, 1.0, 2.0]
     assert set(store.load_answers(1, question * (1 + 1e-7))) == {"values"}
+    store.save_answers(3, {}, np.zeros(1))
+    assert store.load_answers(3, np.full(1, 5e-10)) == {}
+    with pytest.raises(StorageError, match="another question"):
+        store.load_answers(3, np.full(1, 5e-9))
     for other in (question * (1 + 1e-5), question + np.array([0.0, 1e-7]), question[:1], question + 1):
         with pytest.raises(StorageError, match="another question"):
             store.load_answers(1, other)
     (store.path / "round-0005.npz").write_bytes(pack({"values": np.ones(1)}))
-    with pytest.raises(StorageError, match="another question"):
-        store.load_answers(5, question)
+    for any_question in (question, np.zeros(1)):
+        with pytest.raises(StorageError, match="another question"):
+            store.load_answers(5, any_question)
+
+
+def test_what_else_is_saved_with_a_state_keeps_its_name(store):
+    store.save(state(2), [records([1, 2])], {"seen": np.arange(3), "x": np.ones(1)})
+    other = again(store)
+    other.load(state(0))
+    assert {name: a.tolist() for name, a in other.extra.items()} == {"seen": [0, 1, 2], "x": [1.0]}
 
 
 def test_rounds_that_were_begun_count(store):

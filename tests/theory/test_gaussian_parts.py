@@ -15,6 +15,7 @@ import pytest
 
 from fald.core.errors import ConfigError
 from fald.settings.participation import full, with_replacement, without_replacement
+from fald.settings.schedules import Phases
 from fald.theory import gaussian
 
 RNG = np.random.default_rng(9)
@@ -39,7 +40,7 @@ def outcomes(scheme):
     return [(np.bincount(d, minlength=N) / 2, chance) for d, chance in draws]
 
 
-def one_round(theta, shared, own, w, *, noise, rho, tau, momentum, root):
+def one_round(theta, shared, own, w, *, noise, rho, tau, momentum, root, heats=(1.0,) * K):
     """The average after K local steps of each client with weight w_c, as the sampler makes them."""
     total = np.zeros(D)
     for c in np.flatnonzero(w):
@@ -49,7 +50,11 @@ def one_round(theta, shared, own, w, *, noise, rho, tau, momentum, root):
             a = momentum if k else 0.0
             xi = rho * shared[k] + math.sqrt((1 - rho**2) * v) * own[c, k]
             gradient = root**2 * (H[c] @ (beta - X[c]))
-            u = a * u - (1 + a) * math.sqrt(ETA[k] / 2) * gradient + math.sqrt((1 - a**2) * tau) * root * xi
+            u = (
+                a * u
+                - (1 + a) * math.sqrt(ETA[k] / 2) * gradient
+                + math.sqrt((1 - a**2) * tau * heats[k]) * root * xi
+            )
             beta = beta + math.sqrt(2 * ETA[k]) * u
         total = total + w[c] * beta
     return total
@@ -98,6 +103,22 @@ def test_the_law_of_two_rounds_is_that_of_the_samplers_steps(scheme, rho, noise,
     # the twin: a tenth more temperature
     hotter = gaussian.law(H, X, P, **{**run, "temperature": 0.77}).covariance[2]
     assert np.max(np.abs(hotter / covariance - 1)) > 0.02
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.7])
+@pytest.mark.parametrize("rho", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("scheme", ["full", "I"])
+def test_phases_have_temperatures_of_their_own(scheme, rho, momentum):
+    heats = np.array([1.0, 0.5, 0.2])
+    rows = [(k, 1, ETA[k], ETA[k], heats[k]) for k in range(K)]
+    path = gaussian.law(
+        H, X, P, step_size=Phases(np.array([*rows, (2.0**31, *rows[-1][1:])])), local_steps=K, num_rounds=1,
+        temperature=0.7, correlation=rho, participation=SCHEMES[scheme], momentum=momentum,
+    )  # fmt: skip
+    settings = {"noise": "realised", "rho": rho, "tau": 0.7, "momentum": momentum, "root": np.ones(D)}
+    mean, covariance = after(np.zeros(D), np.zeros((D, D)), scheme, **settings, heats=heats)
+    np.testing.assert_allclose(path.mean[1], mean, rtol=1e-5)
+    np.testing.assert_allclose(path.covariance[1], covariance, rtol=1e-5)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.7])

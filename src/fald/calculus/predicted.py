@@ -12,7 +12,9 @@ positions lie apart; a few terms at a time are added up in float32, and all else
 
 from __future__ import annotations
 
+import copy
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -86,7 +88,25 @@ class Totals:
         self.sizes, self._weights = sizes, weights
         self.slices = [slice(end - size, end) for end, size in zip(ends, sizes)]
         each = np.ones((ends[-1], 1)) if weights is None else weights
-        self.counts = np.array([each[rows].sum(axis=0) for rows in self.slices])
+        changes = np.flatnonzero(np.diff(sizes, prepend=-1)).tolist()
+        self._alike = list(zip(changes, [*changes[1:], len(sizes)]))
+        self.counts = np.concatenate([np.sum(own, axis=1) for own in self.split(each)])
+        self._known: tuple[Array, Array] | None = None
+
+    def at(self, design: Array, coefficients: Array) -> Totals:
+        """The same for predictors that are the product of rows (T, k) and coefficients (k, positions)."""
+        other = copy.copy(self)
+        other._known = design, coefficients
+        return other
+
+    def split(self, terms: Array) -> list[Array]:
+        """Terms (rows, k) of neighbouring groups with as many rows: a few (groups, rows of each, k)."""
+        return [
+            terms[self.slices[first].start : self.slices[last - 1].stop].reshape(
+                last - first, -1, terms.shape[-1]
+            )
+            for first, last in self._alike
+        ]
 
     def weighed(self, terms: Array) -> Array:
         """Terms (rows, positions), times how many rows each stands for."""
@@ -94,30 +114,41 @@ class Totals:
 
     def __call__(self, terms: Array) -> Array:
         """Sums of terms (rows, positions)."""
-        terms = self.weighed(terms)
+        parts = self.split(self.weighed(terms))
         if terms.dtype == np.float32 and len(self.slices) == 1:
-            terms = _in_steps(np.add, terms, _AT_ONCE)
-            return np.array([np.sum(terms, axis=0, dtype=np.float64)])
-        return np.array([np.sum(terms[rows], axis=0, dtype=np.float64) for rows in self.slices])
+            parts = [_in_steps(np.add, parts[0], _AT_ONCE)]
+        return _joined([np.sum(own, axis=1, dtype=np.float64) for own in parts])
+
+    def linear(self, weights: Array, eta: Array) -> Array:
+        """Sums of weights (rows, 1) times η (rows, positions); of all rows at once where rows make up η."""
+        if self._known is None:
+            return self(weights * eta)
+        design, coefficients = self._known
+        rows = self.split(self.weighed(weights) * design.astype(np.float64, copy=False))
+        # one product for each group, with the rounding that it would have alone
+        return _joined([(np.sum(own, axis=1, keepdims=True) @ coefficients)[:, 0] for own in rows])
 
     def of_logs(self, factors: Array, most: float = 2.0) -> Array:
         """Sums of the logarithms of factors (rows, positions) between 1 and ``most``, by their products."""
         step = max(1, int(_FACTORS / np.log2(most)))
-        parts = [_in_steps(np.multiply, factors[rows], step) for rows in self.slices]
-        logs = np.log(np.concatenate(parts), dtype=np.float64)
-        ends = np.cumsum([len(part) for part in parts])
-        return np.array([np.sum(own, axis=0) for own in np.split(logs, ends[:-1])])
+        parts = [_in_steps(np.multiply, own, step) for own in self.split(factors)]
+        return _joined([np.sum(np.log(own, dtype=np.float64), axis=1) for own in parts])
+
+
+def _joined(parts: Sequence[Any]) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _in_steps(operation: np.ufunc, terms: Array, step: int) -> Array:
-    """Sums or products of every ``step`` rows of terms (rows, positions); many times faster than reduceat."""
-    whole = len(terms) // step * step
+    """Sums or products of every ``step`` rows of terms (groups, rows, k); far faster than reduceat."""
+    groups, rows, positions = terms.shape
+    whole = rows // step * step
     if not whole:
-        return operation.reduce(terms, axis=0, keepdims=True)
-    out = operation.reduce(terms[:whole].reshape(-1, step, terms.shape[1]), axis=1)
-    if whole == len(terms):
+        return operation.reduce(terms, axis=1, keepdims=True)
+    out = operation.reduce(terms[:, :whole].reshape(groups, -1, step, positions), axis=2)
+    if whole == rows:
         return out
-    return np.concatenate([out, operation.reduce(terms[whole:], axis=0, keepdims=True)])
+    return np.concatenate([out, operation.reduce(terms[:, whole:], axis=1, keepdims=True)], axis=1)
 
 
 class _Tile(NamedTuple):
@@ -151,11 +182,17 @@ def shortened(model: Model, rows: PyTree) -> PyTree:
 
 
 def _tiles(tables: Sequence[PyTree], size: int) -> Iterator[_Tile]:
-    """All rows of some tables (x, y) or (z, y, weights), at most ``size`` at a time."""
+    """All rows of some tables (x, y) or (z, y, weights), at most ``size`` at a time.
+
+    A table is cut as if it were alone, and those of one length stand side by side.
+    """
     parts: list[tuple[int, int, int]] = []  # of the next tile: table, first row, last row
     room = size
-    for i, table in enumerate(tables):
-        first, count = 0, len(table[0])
+    for i in sorted(range(len(tables)), key=lambda i: len(tables[i][0])):
+        first, count = 0, len(tables[i][0])
+        if room < min(count, size):
+            yield _tile(tables, parts)
+            parts, room = [], size
         while first < count:
             last = min(first + room, count)
             parts.append((i, first, last))
@@ -241,9 +278,13 @@ class _Look:
         """(T, k) or (q, T, k)."""
         return z
 
-    def product(self, slope: Array, design: Array) -> Array:
-        """(M, k) sums of slopes (T, M) times z, in float64."""
-        return slope.T @ design
+    def rows(self, design: Array) -> Array:
+        """(T, …) what slopes are multiplied with, of what ``design`` gave."""
+        return design
+
+    def products(self, slopes: Array, designs: Array) -> Array:
+        """(groups, M, k) sums of slopes (groups, T, M) times z, in float64."""
+        return np.swapaxes(slopes, 1, 2) @ designs
 
 
 class _Single(_Look):
@@ -267,10 +308,14 @@ class _Single(_Look):
         table[..., -1] = (z @ self._middle.T).T
         return table
 
-    def product(self, slope: Array, design: Array) -> Array:
+    def rows(self, design: Array) -> Array:
+        """Those of the first predictor, whose last column alone differs."""
+        return design[0]
+
+    def products(self, slopes: Array, designs: Array) -> Array:
         """As in float64; features come back from their mean."""
-        out = (slope.T @ design[0, :, :-1]).astype(np.float64)
-        return out + out[:, -1:] * self._centre
+        out = super().products(slopes, designs[..., :-1]).astype(np.float64)
+        return out + out[..., -1:] * self._centre
 
 
 class _Room:
@@ -330,7 +375,8 @@ def _first_order(
                     if slopes:
                         bent = form.slopes_fn(eta, y, entries)
                         _add_slopes(layout, look, (bent, design, tile.totals), (grads, groups, part))
-                    out[groups, part] += form.value_fn(eta, y, entries, tile.totals)
+                    known = tile.totals if layout.several else tile.totals.at(look.rows(design), own[0])
+                    out[groups, part] += form.value_fn(eta, y, entries, known)
 
     _spread(work, len(positions), sum(len(table[0]) for table in tables))
     return out, grads
@@ -341,9 +387,12 @@ def _add_slopes(
 ) -> None:
     """Add what the rows of a tile add to gradients (S, M, d) of the tables of its groups."""
     (slopes, design, totals), (grads, groups, part) = seen, to
-    for i, rows in zip(groups, totals.slices):
-        for place, slope in zip(layout.predictors, slopes):
-            grads[i, part][:, place] += look.product(totals.weighed(slope)[rows], design[..., rows, :])
+    for place, slope in zip(layout.predictors, slopes):
+        # neighbours are added in place, which takes a fraction of the time
+        where = slice(place[0], place[-1] + 1) if place[-1] - place[0] + 1 == len(place) else place
+        each = zip(totals.split(totals.weighed(slope)), totals.split(look.rows(design)))
+        for i, own in zip(groups, itertools.chain.from_iterable(look.products(*both) for both in each)):
+            grads[i, part][:, where] += own
     for place, slope in zip(layout.others.values(), slopes[len(layout.predictors) :]):
         grads[groups, part, place] += totals(slope)
 

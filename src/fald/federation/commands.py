@@ -16,8 +16,10 @@ from fald.core.version import differences, library_versions
 from fald.federation.engines import ENGINES, Deployment, JoinedSite, deployment_of
 from fald.federation.folder import (
     ENGINE,
+    check_own,
     kit_engine,
     new_settings,
+    note_own,
     parse_sites,
     read_settings,
     read_submitted,
@@ -91,7 +93,8 @@ def join(
     data, policy
         The site's rows and rules.
     state
-        Folder for the site's keys, ledger and log; default: ``site`` in the kit.
+        Folder for the site's keys, ledger and log; default: ``site`` in the kit, where keys must have been
+        made on this machine.
     pins
         Public keys of all sites, as in the federation's ``roster.json``; None: those seen in the first run.
     patience
@@ -111,6 +114,7 @@ def join(
     place = (state or kit / "site").resolve()
     asks = f"{about['host']}:{about['port']}, authority {about['authority']}"
     _same_coordinator(place, asks)
+    identity = _identity(place, trusted=state is not None)
     files = {"data": data, "policy": policy, "pins": pins}
     site = write_site(place, about["site"], files, coordinator=asks, sites=about["sites"])
     rules = f"rules of {policy}" if policy else "default rules"
@@ -127,9 +131,9 @@ def join(
         )
     for line in differences(about.get("versions") or library_versions(), library_versions()):
         report(f"The federation was made with {line}: the coordinator and all sites need the same.")
-    identity = _identity(read_site(site).identity)
     report(f"This site's key has the fingerprint {key_fingerprint(identity.public)}.")
-    here = JoinedSite(kit, about, site, read_site(site).state / "status.json", identity.public)
+    status = read_site(site).state / "status.json"
+    here = JoinedSite(kit, about, site, status, identity.public, trusted=state is not None)
     with _joined_once(place):
         engine.join(here, report, patience)
 
@@ -240,9 +244,15 @@ def _read_keys(path: Path) -> dict[str, str]:
         ) from error
 
 
-def _identity(path: Path) -> Identity:
+def _identity(home: Path, *, trusted: bool) -> Identity:
+    """The site's own key, made here; ``trusted`` says that the folder is no part of a kit."""
+    path = home / "state" / "identity.pem"
+    if not trusted and any((home / name).exists() for name in ("state", "site.toml")):
+        check_own(home, path)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Identity.load(path) if path.exists() else Identity.create(path)
+    identity = Identity.load(path) if path.exists() else Identity.create(path)
+    note_own(home, path)
+    return identity
 
 
 def read_log(folder: Path) -> tuple[str, list[dict[str, Any]]]:
@@ -290,7 +300,7 @@ def stop(folder: Path) -> str:
 def status(folder: Path) -> dict[str, Any]:
     """Sites with the seconds since they were heard of, and the last run."""
     federation = read_settings(folder)
-    roster = _approved(folder, federation.sites)
+    roster, kits = _approved(folder, federation.sites), (folder / "sites").is_dir()
     try:
         found, problem, now = deployment_of(folder).situation(folder), "", time.time()
         seen = {site: max(0.0, now - moment) for site, moment in found.sites.items()}
@@ -303,7 +313,12 @@ def status(folder: Path) -> dict[str, Any]:
         "reached": not problem,
         "problem": problem,
         "sites": [
-            {"site": s, "approved": s in roster, "joined": s in seen, "seconds_since_heard": seen.get(s)}
+            {
+                "site": s,
+                "approved": s in roster if kits else None,  # without kits it is the engine that knows
+                "joined": s in seen if kits else None,
+                "seconds_since_heard": seen.get(s),
+            }
             for s in federation.sites
         ],
         "running": jobs,
@@ -360,6 +375,8 @@ def status_text(document: dict[str, Any]) -> str:
 
 
 def _standing(site: dict[str, Any], reached: bool) -> str:
+    if site["approved"] is None:
+        return "the engine's own commands tell"
     if not site["approved"]:
         return "not approved yet"
     if not reached:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fald.core.errors import ConfigError, StorageError
+from fald.core.errors import ConfigError, FederationError, StorageError
 from fald.core.files import write_atomically
 
 SETTINGS = "federation.toml"
@@ -30,6 +30,7 @@ ENGINE = "nvflare"  # unless another is named
 PORT = 8102
 CLOCK = 120.0  # seconds that clocks may differ
 OUTCOME = "outcome.json"  # in the folder of a run: how it ended
+OWN = "own.json"  # in a site's folder: which of its secrets were made there
 ROSTER, SUBMITTED = "roster.json", "submitted.jsonl"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _HOST = re.compile(
@@ -170,6 +171,36 @@ def read_submitted(folder: Path) -> list[dict[str, Any]]:
     path = folder / SUBMITTED
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.strip()]
+
+
+def note_own(home: Path, secret: Path) -> None:
+    """Remember that a secret of a site was made here: by when its file was, which no archive brings along."""
+    noted = {**_own(home), secret.name: secret.stat().st_ctime_ns}
+    write_atomically(home / OWN, json.dumps(noted).encode())
+
+
+def check_own(home: Path, secret: Path) -> None:
+    """Refuse a secret that was not made here: whoever sent it along with a kit knows it.
+
+    Raises
+    ------
+    FederationError
+        Also where there is none beside what else a site keeps.
+    """
+    if not secret.exists() or _own(home).get(secret.name) != secret.stat().st_ctime_ns:
+        raise FederationError(
+            f"{secret} was not made by 'fald federation join' on this machine: it came with the kit, or was "
+            "moved or restored",
+            hint=f"if you moved or restored it yourself: --state {home}; otherwise take a new kit, and tell "
+            "the coordinator",
+        )
+
+
+def _own(home: Path) -> dict[str, int]:
+    try:
+        return dict(json.loads((home / OWN).read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def kit_engine(kit: Path) -> str:

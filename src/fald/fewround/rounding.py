@@ -55,7 +55,13 @@ class Grid:
         self._key = hashlib.sha256()
         for part in sorted(request):
             self._key.update(part.encode() + np.ascontiguousarray(request[part]).tobytes())
-        self._units = {power: _units(model, request, power) for power in (-1, 0, 1)}
+        units = {power: _units(model, request, power) for power in (-1, 0, 1)}
+        self._steps = {
+            name: np.exp2([np.zeros(()), own, own[:, None] + own][KINDS[kind].axes] - grid)
+            for name, (kind, _) in ARRAYS.items()
+            for own, grid in [(units[KINDS[kind].power], KINDS[kind].grid)]
+            if grid is not None
+        }
 
     def rounded(self, name: str, answer: Answer) -> Answer:
         """The answer of one site."""
@@ -65,12 +71,11 @@ class Grid:
         out: Answer = {}
         for array in sorted(answer):
             value = np.asarray(answer[array], np.float64)
-            kind = KINDS[ARRAYS[array][0]]
-            if kind.grid is not None:
-                unit = self._units[kind.power]
-                step = np.exp2([np.zeros(()), unit, unit[:, None] + unit][kind.axes] - kind.grid)
+            if array in self._steps:
+                step = self._steps[array]
+                # times the inverse, which is exact, as steps are powers of two
                 with np.errstate(over="ignore"):  # what is beyond all numbers stays so
-                    value = np.floor(value / step + dither.random(value.shape)) * step
+                    value = np.floor(value * (1 / step) + dither.random(value.shape)) * step
             out[array] = value
         return out
 

@@ -1,4 +1,4 @@
-"""Two convolutional networks for 28 × 28 images, in plain JAX: what benchmarks and comparisons run on."""
+"""Networks for 28 × 28 images, in plain JAX: what benchmarks and comparisons run on."""
 
 from __future__ import annotations
 
@@ -36,6 +36,22 @@ def cnn(num_classes: int = 10, *, prior_scale: float = 1.0, seed: int = 0) -> Mo
         return x @ p["d"] + p["d_bias"]
 
     return _classifier(shapes, logits_fn, prior_scale=prior_scale, seed=seed, name="cnn")
+
+
+def perceptron(num_classes: int = 10, *, prior_scale: float = 1.0, seed: int = 0) -> Model:
+    """A hundred units between pixels and classes; prior, start and rows as for ``cnn``.
+
+    Examples
+    --------
+    >>> perceptron().dim
+    79510
+    """
+    shapes = {"a": (SIDE**2, 100), "d": (100, num_classes)}
+
+    def logits_fn(p: Any, x: jax.Array) -> jax.Array:
+        return jax.nn.relu(x.reshape(-1) @ p["a"] + p["a_bias"]) @ p["d"] + p["d_bias"]
+
+    return _classifier(shapes, logits_fn, prior_scale=prior_scale, seed=seed, name="perceptron")
 
 
 def resnet(num_classes: int = 10, *, width: int = 16, prior_scale: float = 1.0, seed: int = 0) -> Model:

@@ -7,6 +7,7 @@ refused, and the noise is measured on what is really added to a position before 
 
 from __future__ import annotations
 
+import functools
 import math
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,6 +20,7 @@ from fald.core.errors import PrivacyError
 from fald.core.types import float_dtype
 from fald.langevin.fald import FALD
 from fald.langevin.noise import injected, own_variance
+from fald.problem.model import Model
 from fald.settings.fald import method_settings
 
 # least and largest of the settings of a private run
@@ -72,6 +74,21 @@ def accounted_sd(method: FALD, share: float, weight: float, step: int = 0) -> fl
     return math.sqrt(2 * s["step_size"] * s["temperature"] * (1 - rho) * (1 + rho) * variance)
 
 
+def farthest(model: Model, method: FALD, positions: Any, step: int = 0) -> float:
+    """The largest number that a step's noise is added to, as far as no row has part in it.
+
+    That is a parameter where the step begins, or what the prior alone moves it by: a narrow prior moves it
+    anywhere. Not a number where the prior has no slope.
+    """
+    moved = as_used(method, step)["step_size"] * np.asarray(_prior_slopes(model, positions), float)
+    return float(np.max(np.abs([np.asarray(positions, float), moved]), initial=0.0))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _prior_slopes(model: Model, positions: jax.Array) -> jax.Array:
+    return jax.vmap(jax.grad(model.flat_logprior))(positions)
+
+
 def check_noise(method: FALD, share: float, weight: float, largest: float, *, step: int = 0) -> None:
     """Refuse a private round whose noise is not the one accounted for.
 
@@ -82,7 +99,7 @@ def check_noise(method: FALD, share: float, weight: float, largest: float, *, st
     share, weight
         p_c and w_c of the client.
     largest
-        The largest magnitude of a parameter in the round's broadcast.
+        The largest number that noise is added to; ``farthest`` of a round's broadcast.
     step
         Local steps of the run before this round.
 
@@ -101,9 +118,10 @@ def check_noise(method: FALD, share: float, weight: float, largest: float, *, st
     real = float_dtype()
     if not sd >= _STEPS_OF_A_NUMBER * float(jnp.finfo(real).eps) * max(largest, 1e-30):
         raise PrivacyError(
-            f"the noise of a step, {sd:.3g}, is lost in the last digits of parameters as large as "
-            f"{largest:.3g}",
-            hint='use precision = "float64", or scale the columns so that parameters are moderate',
+            f"the noise of a step, {sd:.3g}, is lost in the last digits of parameters, or of steps by the "
+            f"prior, as large as {largest:.3g}",
+            hint='use precision = "float64" or a wider prior, or scale the columns so that parameters are '
+            "moderate",
         )
     place = jnp.full(_DRAWS, largest, real)
     added = np.asarray(place + _noise(method, share, weight, step), float) - np.asarray(place, float)

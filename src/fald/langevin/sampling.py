@@ -28,7 +28,7 @@ from fald.langevin.inprocess import InProcess
 from fald.langevin.method import Method
 from fald.langevin.noise import NoiseScale
 from fald.langevin.registry import by_name, participants
-from fald.langevin.safety import check_noise
+from fald.langevin.safety import check_noise, farthest
 from fald.privacy.protection import Protection, secret_words
 from fald.problem.data import FederatedData, remarks
 from fald.problem.model import Model, check_model
@@ -249,10 +249,10 @@ def sample(
     secret = None
     if privacy is not None:
         method = private(method)
-        shares, farthest = data.sizes / data.num_rows, float(jnp.max(jnp.abs(positions)))
+        shares, largest = data.sizes / data.num_rows, farthest(model, method, positions)
         for share in (float(shares.min()), float(shares.max())):
             entering = share if participation.scheme == "full" else 1 / (participation.num_participants or 1)
-            check_noise(method, share, entering, farthest)
+            check_noise(method, share, entering, largest)
         if privacy.client_noise == "entropy":
             secret = jnp.asarray(secret_words())
     counts = num_chains, num_warmup, thinning

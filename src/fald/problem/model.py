@@ -139,7 +139,8 @@ class Predictor(NamedTuple):
     ----------
     value_fn
         Log likelihood summed over rows, by a fourth argument: ``totals(terms)`` adds up terms
-        (rows, positions), ``totals.of_logs(factors, most)`` the logarithms of factors between 1 and ``most``,
+        (rows, positions), ``totals.linear(weights, η)`` η itself times weights (rows, 1) at hardly any cost,
+        ``totals.of_logs(factors, most)`` the logarithms of factors between 1 and ``most``,
         and ``totals.counts`` are numbers of rows. It may write to η.
     slopes_fn
         Its derivatives by every predictor and every other entry, in this order; a list of (rows, positions).

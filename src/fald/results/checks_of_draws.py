@@ -94,6 +94,11 @@ def _unless(colour: Colour, advice: str) -> str:
     return advice if colour in ("amber", "red") else ""
 
 
+def _largest(*values: float) -> float:
+    """The largest value; NaN if one of them is, for what is no number is as bad as can be."""
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
 def _draws(facts: Facts) -> Check:
     name = "Effective draws (ESS)"
     rule = f"amber below {ESS_LIMIT}, red below {ESS_RED} or where it cannot be computed"
@@ -144,7 +149,7 @@ def _bias(facts: Facts) -> Check:
         f"and change sds by up to {percent(spread)} ({p['sd_parameter']}), by the exact law of local "
         "quadratic models. R-hat does not see this."
     )
-    colour = by_limits(max(bias, spread), ERROR_AMBER, ERROR_RED)
+    colour = by_limits(_largest(bias, spread), ERROR_AMBER, ERROR_RED)
     return Check(name, colour, f"{bias:.2g} sd, {percent(spread)}", said, rule, _unless(colour, _SMALLER))
 
 
@@ -178,7 +183,7 @@ def _doubling(facts: Facts) -> Check | None:
         f"({found['shift_parameter']}). The bias of this run is about as large."
     )
     rule = f"amber if more than {ERROR_AMBER} beyond two standard errors, red if more than {ERROR_RED}"
-    colour = by_limits(max(0.0, shift - 2 * error), ERROR_AMBER, ERROR_RED)
+    colour = by_limits(shift - 2 * error, ERROR_AMBER, ERROR_RED)
     return Check("Twice the step size", colour, f"{shift:.2g} sd", said, rule, _unless(colour, _SMALLER))
 
 
@@ -235,7 +240,7 @@ def _reference(facts: Facts) -> Check | None:
         f"amber if a mean is off by more than {ERROR_AMBER} sd, or an sd by 5%, beyond three standard "
         "errors, or if these are too large to tell; red above four times that"
     )
-    clear = max(
+    clear = _largest(
         found["shift"] - 3 * found["standard_error"], found["sd_error"] - 3 * found["sd_standard_error"]
     )
     colour = by_limits(clear, ERROR_AMBER, ERROR_RED)

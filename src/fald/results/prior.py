@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy  # whose parts load when they are first used
 from numpy.typing import NDArray
 
 from fald.calculus.sums import log_likelihoods, make_site, prior_gradients
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-_LOWER, _UPPER = 0.99, 1.01
+_POWERS = (0.99, 1.01)
 _MOST_DRAWS, _FEWEST_DRAWS, _MOST_WORK = 4000, 100, 2e8
 
 
@@ -61,32 +62,44 @@ def prior_sensitivity(
     >>> prior_sensitivity(tree)[0]["parameter"]
     'x'
     """
-    from arviz_stats import base
-
-    array_stats: Any = base.array_stats  # pyright: ignore[reportPrivateImportUsage]
     taken, parts = _log_densities(require_posterior(tree), model, data)
     weights = {}
     for name, logs in parts.items():
         if not np.isfinite(logs).all():
             raise DataError(f"the {name} of some draws is not finite")
-        # a flat prior weighs all draws alike, whatever power it is raised to
-        even = np.ptp(logs) == 0
-        pair = [logs if even else array_stats.power_scale_lw(logs, alpha=a) for a in (_LOWER, _UPPER)]
-        weights[name] = [np.exp(w - w.max()) / np.exp(w - w.max()).sum() for w in pair]
+        pair = [np.exp((power - 1) * (logs - logs.max())) for power in _POWERS]
+        weights[name] = [own / own.sum() for own in pair]
     return [
         {
             "parameter": label,
             **{
-                name: float(
-                    array_stats.power_scale_sense(
-                        draws.ravel()[taken][None].astype(float), *[w[None] for w in pair], _LOWER, _UPPER
-                    )
-                )
-                for name, pair in weights.items()
+                name: _sensitivity(draws.ravel()[taken].astype(float), pair) for name, pair in weights.items()
             },
         }
         for label, (_, draws) in draws_by_row(tree).items()
     ]
+
+
+def _sensitivity(draws: Array, pair: list[Array]) -> float:
+    """How far weights of both powers move draws (M,), per doubling of the power.
+
+    Powers so close to one leave weights so even that, unlike larger ones, they need no smoothing.
+    """
+    moved = [max(_distance(draws, own), _distance(-draws, own)) for own in pair]
+    return float(np.mean([far / abs(np.log2(power)) for far, power in zip(moved, _POWERS)]))
+
+
+def _distance(draws: Array, weights: Array) -> float:
+    """Cumulative Jensen–Shannon distance between draws (M,) and the same with weights."""
+    order, count = np.argsort(draws), len(draws)
+    widths = np.diff(draws[order])
+    p, q = np.linspace(1 / count, 1 - 1 / count, count - 1), np.cumsum(weights[order])[:-1]
+    gap = widths @ (q - p) / 2
+    parts = [
+        max(0.0, widths @ scipy.special.rel_entr(own, (p + q) / 2) + s * gap) for own, s in ((p, 1), (q, -1))
+    ]
+    with np.errstate(invalid="ignore"):  # draws that are all alike
+        return float(np.sqrt(sum(parts) / np.log(2) / (widths @ (p + q))))
 
 
 def _log_densities(

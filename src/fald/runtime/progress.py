@@ -10,13 +10,15 @@ class Progress:
     """A progress display with time left and what the run says of itself.
 
     On a terminal it is a live bar; elsewhere a line now and then, so that logs stay readable. ``done`` of
-    ``total`` rounds were done before; where rounds are ``few`` and slow, each gets a line of its own.
+    ``total`` rounds were done before; where rounds are ``few`` and slow, each gets a line of its own. The
+    pace of others is counted from the first update on: before it programs are compiled, and sites start.
     """
 
     def __init__(self, total: int, done: int, shown: bool, *, unit="round", task="sampling", few=False):
         self.total, self.start, self.shown, self.few = total, done, shown, few
         self.unit, self.task_name = unit, task
-        self.began = self.last_line = time.monotonic()
+        self.last_line = time.monotonic()
+        self.measured = (self.last_line, done) if few else None  # from when and where on
         self.bar = self.task = None
 
     def __enter__(self) -> Progress:
@@ -43,17 +45,14 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
 
-    def restart(self, done: int) -> None:
-        """Count the pace from here: what came before was no sampling."""
-        self.start, self.began = done, time.monotonic()
-
     def update(self, done: int, note: str, total: int | None = None) -> None:
         """Show that ``done`` rounds are complete, with a note; ``total`` where it has changed."""
         if not self.shown:
             return
         self.total = self.total if total is None else total
         now = time.monotonic()
-        pace = (now - self.began) / (done - self.start) if done > self.start else None  # seconds a round
+        began, start = self.measured = self.measured or (now, done)
+        pace = (now - began) / (done - start) if done > start else None  # seconds a round
         left = "" if pace is None else f"{pace * (self.total - done):,.0f} s left"
         if self.few:
             rest = f"; at most {left}" if left and done < self.total else ""

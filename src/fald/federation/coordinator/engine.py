@@ -179,7 +179,8 @@ class RemoteEngine:
         """What the rounds so far have cost each site of each chain, with what masks and audits add."""
         spent, f = tally.totals(problem, state.memory[1], state.round), self._federation
         if f.secure:
-            each = MASKED_BYTES * (problem.model.dim + 1)  # position and energy
+            numbers = problem.model.dim + 1 + len(jax.tree.leaves(self._upload(problem).spent))
+            each = MASKED_BYTES * numbers
             spent["bytes_up"] = np.full_like(spent["bytes_up"], state.round * each)
             if f.audited:
                 spent["bytes_down"] = spent["bytes_down"] + max(0, state.round - 1) * len(f.names) * each
@@ -290,9 +291,8 @@ class RemoteEngine:
         chains, dim = problem.num_chains, problem.model.dim
         if not self._federation.secure:
             return {f"leaf_{i}": (a.shape, a.dtype) for i, a in enumerate(jax.tree.leaves(shapes))}
-        spent = jax.tree.leaves(shapes.spent)
-        extra = {f"spent_{i}": (a.shape, a.dtype) for i, a in enumerate(spent)}
-        return {"masked": ((2, chains * (dim + 1) + 1), np.uint64), **extra}
+        count = dim + 1 + len(jax.tree.leaves(shapes.spent))
+        return {"masked": ((2, chains * count + 1), np.uint64)}
 
     def _uploads(
         self, problem: Assignment, drawn: Drawn, replies: Replies, number: int
@@ -304,7 +304,7 @@ class RemoteEngine:
             check_summed(flat, number)
             position, energy = (
                 flat[: chains * dim].reshape(1, chains, dim),
-                flat[chains * dim :].reshape(1, chains),
+                flat[chains * dim : chains * (dim + 1)].reshape(1, chains),
             )
             return Upload(jnp.asarray(position), jnp.asarray(energy)), jnp.ones((chains, 1), float_dtype())
         structure = jax.tree.structure(self._upload(problem))
@@ -318,16 +318,22 @@ class RemoteEngine:
         return jax.tree.unflatten(structure, gathered), jnp.asarray(drawn.weight)
 
     def _spent(self, problem: Assignment, drawn: Drawn, replies: Replies) -> PyTree:
-        """What uploads say they cost, (slots, chains); ``()`` where it is always the same."""
+        """What uploads say they cost, (slots, chains); ``()`` where it is always the same.
+
+        Behind a secure sum every site is taken to have the mean.
+        """
         like = self._upload(problem).spent
         leaves, structure = jax.tree.flatten(like)
         if not leaves:
             return ()
         count = len(jax.tree.leaves(self._upload(problem)))
-        names = self._federation.names
+        names, chains = self._federation.names, problem.num_chains
+        if self._federation.secure:
+            told = masked_sum(replies)[chains * (problem.model.dim + 1) :].reshape(len(leaves), chains)
+            return jax.tree.unflatten(structure, [jnp.asarray(np.rint(a / len(names))) for a in told])
         out = []
         for i, leaf in enumerate(leaves):
-            key = f"spent_{i}" if self._federation.secure else f"leaf_{count - len(leaves) + i}"
+            key = f"leaf_{count - len(leaves) + i}"
             full = np.zeros((len(names), *leaf.shape), leaf.dtype)
             for c, name in enumerate(names):
                 if name in replies.arrays:

@@ -100,8 +100,6 @@ def _follow(
             news = _news(out, seen)
             now = time.monotonic()
             for line in news:
-                if moved == began:  # until now sites were starting, and rounds of an earlier part are done
-                    display.restart(int(line["round"]))
                 seen, moved = line["time"], now
                 if total is not None:
                     display.update(int(line["round"]), f"energy {line.get('energy') or float('nan'):,.4g}")

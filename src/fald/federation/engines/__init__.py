@@ -65,6 +65,8 @@ class JoinedSite(NamedTuple):
         File in which its workers say what they do.
     public
         Its public identity key.
+    trusted
+        Whether keys that are there may have been made elsewhere.
     """
 
     kit: Path
@@ -72,6 +74,7 @@ class JoinedSite(NamedTuple):
     home: Path
     status: Path
     public: str
+    trusted: bool = False
 
 
 class Deployment(Protocol):

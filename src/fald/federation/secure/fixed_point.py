@@ -31,6 +31,7 @@ _LOST = np.uint64(48)  # bit of a high word from which terms that are −∞ are
 _NONE = np.uint64(56)  # and from which those that are no number
 _ONE = np.uint64(1)
 _PART = 4096  # numbers at a time: what is needed on the way stays small, and in the cache
+_ONE_WORD = 2.0**7  # what is smaller fits a low word; the high word repeats its sign
 
 
 def encode(values: ArrayLike, *, saturate: bool = False) -> Words:
@@ -69,7 +70,12 @@ def encode(values: ArrayLike, *, saturate: bool = False) -> Words:
         low, x = x <= -LIMIT, np.where(fits, x, 0.0)
     words = np.empty((2, len(x)), np.uint64)
     for part in _parts(len(x)):
-        size = np.abs(x[part]) * _TO_HIGH
+        size = np.abs(x[part])
+        if np.all(size < _ONE_WORD):
+            low_word = np.rint(x[part] * 2.0**FRACTION_BITS).astype(np.int64)
+            words[:, part] = np.stack([low_word, low_word >> 63]).view(np.uint64)
+            continue
+        size *= _TO_HIGH
         high = np.floor(size)
         words[0, part] = np.rint((size - high) * _TO_LOW)  # a float64 below one stays below one: no carry
         words[1, part] = high
@@ -101,7 +107,9 @@ def decode(words: Words, terms: int = MOST_TERMS) -> NDArray[np.float64]:
     """
     found = np.empty(words.shape[1])
     for part in _parts(len(found)):
-        found[part] = _decoded(words[:, part], terms)
+        low, high = words[:, part].view(np.int64)
+        small = np.array_equal(high, low >> 63)
+        found[part] = low * 2.0**-FRACTION_BITS if small else _decoded(words[:, part], terms)
     return found
 
 

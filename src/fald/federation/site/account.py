@@ -19,8 +19,10 @@ from fald.core.errors import FederationError, PrivacyError
 from fald.core.files import damaged, write_atomically
 from fald.federation.site.ledger import SiteLedger
 from fald.langevin.fald import FALD, private
+from fald.langevin.registry import METHODS
 from fald.langevin.safety import as_used
 from fald.privacy import RunSettings, step_noise
+from fald.privacy.accountants import ACCOUNTANTS
 from fald.privacy.rounds import ClientLedger
 from fald.settings.fald import Setting
 from fald.settings.participation import full
@@ -164,13 +166,16 @@ def open_account(
     Notes
     -----
     All releases count as made with the first step of a schedule, which only falls, and as if chance had no
-    part in who is asked, so the site's ε may exceed that of the coordinator's statement.
+    part in who is asked, so the site's ε may exceed that of the coordinator's statement. An accountant of an
+    installed package is not relied on.
     """
     asked, sampler, method = private_parts(study)
     part = None if sampler.participation == "full" else sampler.arguments()["participation"]
     alone = colluders is None or colluders >= len(sizes) - 1
     shared = 0 if alone or colluders is None else colluders
     share = 1.0 if part is None else part.num_participants / len(sizes)
+    # of what is installed the study chooses, and not every package may tell enough
+    accountant = asked.method if asked.method in ACCOUNTANTS.own else ACCOUNTANTS.own[0]
 
     def cost(releases: int) -> float:
         if releases == 0:
@@ -188,7 +193,7 @@ def open_account(
             site,
             np.ones((1, releases), int),
             delta=asked.delta,
-            method=asked.method,
+            method=accountant,
             sampling="without-replacement",
         )
         return own.steps.epsilon(own.advance(None, 0, releases), asked.delta)
@@ -226,7 +231,13 @@ def private_parts(study: Study) -> tuple[PrivacySection, SamplerSection, FALD]:
             hint='use participation = "full" or "without-replacement"',
         )
     # the method as it will run: options of a study can set what its keys leave out
-    return study.privacy, study.sampler, private(study.sampler.build_method())
+    method = private(study.sampler.build_method())
+    if study.sampler.method not in METHODS.own:
+        raise PrivacyError(
+            f"a site accounts for no method of another package, as {study.sampler.method!r} is",
+            hint=f"use one of: {', '.join(METHODS.own)}",
+        )
+    return study.privacy, study.sampler, method
 
 
 def check_weights(study: Study, sizes: Sequence[int], site: int, weights: ArrayLike) -> int:

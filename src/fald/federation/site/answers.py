@@ -25,8 +25,8 @@ class Kept(NamedTuple):
         Hash of the numbers that left under masks; empty without.
     shapes
         Shapes of what left, by name.
-    exact
-        Whether what was asked is what the site itself would have asked, to the last bit.
+    broadcast
+        Hash of the broadcast that the site found itself and answered; empty where it does not audit chains.
     """
 
     round: int
@@ -34,7 +34,7 @@ class Kept(NamedTuple):
     task: str
     upload: str
     shapes: dict[str, list[int]]
-    exact: bool = False
+    broadcast: str = ""
 
 
 class Last(NamedTuple):

@@ -199,11 +199,11 @@ def next_broadcast(method: Method, root: Array, number: int, *, before: PyTree, 
     before
         (chains, dim) state of the server before the round whose sum this is.
     total
-        Sum over sites of the weighted positions of all chains, then of the energies.
+        Sum over sites of the weighted positions of all chains, then of the energies; more may follow.
     """
     chains, dim = before.shape
     position = jnp.asarray(total[: chains * dim].reshape(chains, 1, dim), before.dtype)
-    energy = jnp.asarray(total[chains * dim :].reshape(chains, 1), before.dtype)
+    energy = jnp.asarray(total[chains * dim : chains * (dim + 1)].reshape(chains, 1), before.dtype)
     keys = jax.vmap(chain_key, (None, 0))(jnp.asarray(root, jnp.uint32), jnp.arange(chains))
     index = jnp.asarray(number - 2, jnp.int32)
     _, hyper = method.split()

@@ -23,7 +23,7 @@ from fald.langevin.client import Setup, Visit, client_round
 from fald.langevin.fald import private
 from fald.langevin.inprocess import as_device
 from fald.langevin.method import Method, Upload
-from fald.langevin.safety import check_noise
+from fald.langevin.safety import check_noise, farthest
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.runtime.compiler import options
@@ -90,7 +90,7 @@ class LangevinSite:
     ):
         client, sizes = place
         self._folder = folder
-        self._method, self._root = method, jnp.asarray(root, jnp.uint32)
+        self._model, self._method, self._root = model, method, jnp.asarray(root, jnp.uint32)
         self._rows = Rows(
             jax.tree.map(as_device, rows.rows),
             jnp.asarray(0, jnp.int32),
@@ -138,9 +138,10 @@ class LangevinSite:
         """Refuse a private round whose noise would not be the one accounted for."""
         entering, method = float(np.max(weight, initial=0.0)), private(self._method)
         if entering > 0:
-            largest = max(float(np.max(np.abs(a), initial=0.0)) for a in leaves)
+            step = (number - 1) * method.local_steps
+            largest = farthest(self._model, method, leaves[0], step)
             share = float(self._rows.size) / float(self._rows.total)
-            check_noise(method, share, entering, largest, step=(number - 1) * method.local_steps)
+            check_noise(method, share, entering, largest, step=step)
 
     @functools.cached_property
     def start(self) -> list[Array]:

@@ -102,8 +102,7 @@ class SiteWorker:
         digest = functools.cache(lambda: wire.digest(content))  # of megabytes: at most once, where needed
         try:
             reply = self._handled(content, about, digest)
-            # of a hello nothing but names and versions leave; another process writes its own lines
-            if self._told.get("asked", "hello") != "hello":
+            if self._told:  # another process writes its own lines
                 self._record.add({**self._told, "digest": digest().hex()})
             return reply
         except Exception as error:  # nothing may leave but a refusal
@@ -133,8 +132,11 @@ class SiteWorker:
             if message.kind in work:
                 return self._reply(about, *work[message.kind](message))
             run = self._current(message)
-            reply = run.answer(message, digest(), lambda arrays: self._reply(about, {}, arrays))
-            self._told |= {"left": dict(run.left), "epsilon": run.epsilon}
+            try:
+                reply = run.answer(message, digest(), lambda arrays: self._reply(about, {}, arrays))
+            finally:  # what was charged is charged, whatever comes of it
+                self._told["epsilon"] = run.epsilon
+            self._told["left"] = dict(run.left)
             self._note(run=about["run"], round=about["round"])
             return reply
 
@@ -178,6 +180,7 @@ class SiteWorker:
     # -- before the rounds ------------------------------------------------------------------------------
 
     def _hello(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
+        self._told["left"] = {"versions, clock and public key": 1}
         about = {"version": __version__, "versions": library_versions(), "protocol": PROTOCOL}
         return {**about, "identity": self.identity.public, "time": time.time()}, {}
 

@@ -26,7 +26,7 @@ WORKLOADS = {
     "networks": "G, H, I: networks against loops written by hand; J: results of a million parameters",
     "start": "F: import, compilation, demo",
     "scaling": "cost of a round along K, participants, batch and features",
-    "fit": "J: fald.fit beside rstanarm and NumPyro on pooled rows, and along rows, parameters and sites",
+    "fit": "J: fald.fit beside rstanarm, NumPyro and BlackJAX on pooled rows; along rows, parameters, sites",
     "federations": "joining, beginning and rounds of federations of 4 and 20 sites on this machine",
 }
 _REPEATS = {

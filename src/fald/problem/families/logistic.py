@@ -23,8 +23,8 @@ def _softplus_jvp(primals, tangents):
 
 
 def _values(eta, y, _, totals):
-    eta *= 2 * y - 1  # log σ(±η) = (±η − |η|)/2 − log(1 + exp(−|η|))
-    low = totals(eta) - totals(np.abs(eta, out=eta))
+    low = totals.linear(2 * y - 1, eta)  # log σ(±η) = (±η − |η|)/2 − log(1 + exp(−|η|))
+    low = low - totals(np.abs(eta, out=eta))
     np.exp(np.negative(eta, out=eta), out=eta)
     eta += 1
     return low / 2 - totals.of_logs(eta)

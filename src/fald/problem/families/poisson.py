@@ -14,7 +14,7 @@ from fald.problem.model import Model, bounded, predicted
 
 
 def _values(eta, y, _, totals):
-    chosen = totals(y * eta) - totals(gammaln(y + 1.0))
+    chosen = totals.linear(y, eta) - totals(gammaln(y + 1.0))
     return chosen - totals(np.exp(eta, out=eta))
 
 

@@ -69,7 +69,7 @@ class Flower:
     def examine(self, folder: Path) -> list[Finding]:
         """Whether the SuperLink answers, and its clock; those of sites are compared when a run begins."""
         runs, off = submit.unfinished(folder), submit.clock(folder)
-        told = "clock", f"that of the SuperLink is {off:+.0f} s off"
+        told = "clock", f"that of the SuperLink is {abs(off):.0f} s {'ahead' if off > 0 else 'behind'}"
         return [
             Finding("ok", "server", f"the SuperLink answers; runs going on: {len(runs)}"),
             Finding("ok", *told) if abs(off) <= CLOCK else Finding("bad", *told, "set it"),

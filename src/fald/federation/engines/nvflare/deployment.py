@@ -18,7 +18,7 @@ from fald.federation.engines.nvflare.door import contended, read_joined
 from fald.federation.engines.nvflare.jobs import AdminSession
 from fald.federation.engines.nvflare.probe import probe
 from fald.federation.engines.nvflare.process import Supervisor, keep_running
-from fald.federation.folder import CLOCK, FederationSettings, read_settings
+from fald.federation.folder import CLOCK, FederationSettings, check_own, note_own, read_settings
 
 _ASK = 5.0  # seconds between questions to the server
 _SOON = 60.0  # days before its end at which a certificate is spoken of
@@ -69,7 +69,7 @@ class Nvflare:
     def join(self, site: JoinedSite, report: Report, patience: float | None) -> None:
         """Write what the engine runs by, get a certificate, then keep the site's process running."""
         kits.settle(site.kit, site.about)
-        _await_certificate(site.kit, site.about, site.public, report=report, patience=patience)
+        _await_certificate(site, report=report, patience=patience)
         certificates.check_certificate(site.kit / "startup", site.about["site"])
         names = {"name": site.about["site"], "organisation": site.about["federation"]}
         supervisor = Supervisor("site", site.kit, **names, environment={"FALD_SITE": str(site.home)})
@@ -217,13 +217,15 @@ class _Observer:
             self._session = None
 
 
-def _await_certificate(
-    kit: Path, about: Mapping[str, Any], public: str, *, report: Report, patience: float | None
-) -> None:
+def _await_certificate(site: JoinedSite, *, report: Report, patience: float | None) -> None:
     """Ask for a certificate if there is none, and wait for it."""
+    kit, about = site.kit, site.about
     key, certificate = kit / "startup" / "client.key", kit / "startup" / "client.crt"
+    if key.exists() and not site.trusted:
+        check_own(site.home, key)
     if not certificate.exists():
-        request = certificates.make_request(kit, about["federation"], about["site"], public)
+        request = certificates.make_request(kit, about["federation"], about["site"], site.public)
+        note_own(site.home, key)
         report(
             f"Asking for a certificate: send {kit / certificates.REQUEST} to the coordinator, "
             f"and tell them its fingerprint, {certificates.fingerprint(request)}.\n"
@@ -234,6 +236,8 @@ def _await_certificate(
             if end is not None and time.monotonic() > end:
                 raise FederationError("no certificate came", hint="fald federation approve NAME REQUEST")
             time.sleep(0.5)
+    elif key.exists():
+        note_own(site.home, key)
     if not key.exists() or not certificates.key_matches(certificate, key):
         raise FederationError(
             f"{certificate} does not belong to this site's key",
