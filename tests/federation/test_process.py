@@ -86,7 +86,8 @@ def test_one_process_answers_all_messages(made, tmp_path):
     assert gone(first["pid"])
     process.stop()  # again, which is no error
     assert who(process)["pid"] != first["pid"]
-    assert (tmp_path / "log").read_text() == "words of a model\n" * 4
+    # what the first one says when its pipe closes, before it is killed, may stand between
+    assert (tmp_path / "log").read_text().count("words of a model\n") == 4
 
 
 def test_a_model_that_takes_too_long_is_ended(made):

@@ -32,7 +32,7 @@ HEALTHY = {
     },
     "ended": "", "chains": 4, "modes": None, "sites": [SITE], "predictive": CHECK, "no_predictive": "",
     "federation": None, "reference": None, "prior": [{"parameter": "x", "prior": 0.01, "likelihood": 0.1}],
-    "columns": {"constant": [], "copies": [], "dependent": [], "inflated": []}, "values": [],
+    "columns": {"outcome": [], "constant": [], "copies": [], "dependent": [], "inflated": []}, "values": [],
     "doubling": {"shift": 0.01, "standard_error": 0.01, "shift_parameter": "x"},
 }  # fmt: skip
 

@@ -148,8 +148,8 @@ def log_sum(terms: Array, axis: int) -> Array:
 
     Examples
     --------
-    >>> log_sum(np.array([[0.0, -np.inf, -np.inf], [0.0, 1000.0, -np.inf]]), 0).round(3)
-    array([   0.693, 1000.   ,     -inf])
+    >>> log_sum(np.array([[1000.0, 1000.0], [0.0, -np.inf], [-np.inf, -np.inf]]), 1).round(3).tolist()
+    [1000.693, 0.0, -inf]
     """
     top = np.max(terms, axis=axis, keepdims=True)
     top = np.where(np.isfinite(top), top, 0.0)
