@@ -94,6 +94,7 @@ def test_the_page_shows_every_row():
     assert "{fald-statements}" in (ROOT / "docs" / "reference" / "statements.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_stored_shares_of_the_bounds_are_those_of_the_script():
     spec = importlib.util.spec_from_file_location("bounds", ROOT / "benchmarks" / "bounds.py")
     bounds = importlib.util.module_from_spec(spec)

@@ -42,7 +42,9 @@ def fit(exchange=None, **settings):
     return fald.fit(3, model(), ROWS, progress=False, exchange=exchange, **settings)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("gone")])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), pytest.param(OSError("gone"), marks=pytest.mark.slow)]
+)
 def test_a_resumed_run_gives_the_draws_of_an_uninterrupted_one(tmp_path, error):
     whole = fit()
     expected = Interrupted if isinstance(error, KeyboardInterrupt) else OSError

@@ -243,6 +243,7 @@ def off_start(seed=1, max_rounds=24):
     return *drive(server, exchange), exchange.requests, mean, sd
 
 
+@pytest.mark.slow
 def test_chains_along_a_learned_gradient_have_the_exact_law(few_states, monkeypatch):
     outcome, rounds, _, mean, sd = off_start()
     assert outcome.reached, outcome.reason

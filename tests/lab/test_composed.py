@@ -78,6 +78,7 @@ def test_noise_shared_by_nobody_is_told_from_shared_noise():
     assert off(sample, correlation=0.0) > 2 * LIMIT
 
 
+@pytest.mark.slow
 def test_steps_one_after_the_other_have_the_same_law():
     stepwise = samplers.fald(local_steps=STEPS, step_size=STEP, correlation=0.6)
 

@@ -101,6 +101,7 @@ def test_a_panel_is_run_again_when_anything_changed(tmp_path, counted, monkeypat
     assert len(counted) == 2
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_bytes(tmp_path, monkeypatch):
     small = {"num-runs": 20, "num-rounds": 4, "alphas": [0]}
     monkeypatch.setattr(runner, "read_settings", lambda *a: {**read_settings(*a), **small})

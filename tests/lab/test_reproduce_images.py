@@ -123,6 +123,7 @@ def test_figures_3_and_4_share_their_chains(sets, tmp_path):
         redraw(PANELS[name], tmp_path, {"settings": settings, "facts": {}}, ["png"])
 
 
+@pytest.mark.slow
 def test_chains_do_not_depend_on_what_runs_beside_them(sets, tmp_path):
     """The same seed gives the same scores, alone or two at a time, and the test rows do not choose η."""
     K = TINY["local-steps"]

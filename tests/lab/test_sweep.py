@@ -37,6 +37,7 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.slow
 def test_a_grid_is_compiled_once_and_follows_the_exact_law():
     problem = Problem.from_gaussian(*FEDERATION.energies, start=START)
     swept({"local_steps": [2]}, problem)

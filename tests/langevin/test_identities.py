@@ -244,7 +244,9 @@ def test_chunks_change_nothing(participation, monkeypatch):
     assert not same(usual, run(**{**settings, "num_warmup": 5, "num_rounds": 22}))
 
 
-@pytest.mark.parametrize("settings", [{}, {"participation": TWO, "batch_size": 4}])
+@pytest.mark.parametrize(
+    "settings", [pytest.param({}, marks=pytest.mark.slow), {"participation": TWO, "batch_size": 4}]
+)
 def test_a_chain_does_not_depend_on_how_many_there_are(settings):
     many, few = run(num_chains=4, **settings), run(num_chains=2, **settings)
     assert np.abs(positions(many)[:2] - positions(few)).max() < ROUNDING

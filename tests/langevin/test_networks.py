@@ -51,9 +51,10 @@ def draws(**changes):
     return fald.sample(3, model, data, progress=False, **{**settings, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "participation",
-    [fald.full(), pytest.param(fald.with_replacement(2), marks=pytest.mark.slow)],
+    [fald.full(), fald.with_replacement(2)],
     ids=["full", "drawn"],
 )
 def test_a_chain_is_the_same_alone_and_beside_others(participation):

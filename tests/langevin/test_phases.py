@@ -64,6 +64,7 @@ def test_a_temperature_that_does_not_change_is_told_apart(monkeypatch):
     assert largest(sample) > 2 * LIMIT
 
 
+@pytest.mark.slow
 def test_phases_without_noise_are_fedavg_and_then_go_on():
     """FedAvg as a start, in one run: positions and draws of the two runs that it stands for."""
     phases = [Phase(4, 0.1, temperature=0.0, draws=1), Phase(3, 0.05, temperature=0.7, draws=3)]
@@ -138,6 +139,7 @@ def test_refusals():
         sampled(privacy=protection, clip_norm=1.0)
 
 
+@pytest.mark.slow
 def test_only_steps_with_noise_are_held_against_the_curvature():
     """Steps of FedAvg only have to be stable."""
     large = 1.5 / float(np.linalg.eigvalsh(FEDERATION.hessians).max())

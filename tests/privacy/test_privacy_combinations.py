@@ -196,6 +196,7 @@ def test_epsilon_with_batches_is_between_slow_bounds(run, client):
     assert found <= 1.1 * removed(run, client, 0.01, up=True) + 0.02
 
 
+@pytest.mark.slow
 def test_a_hundred_and_twenty_distinct_steps_by_both_accountants():
     eta = 0.02 / (1 + 0.05 * np.arange(120))
     base = RunSettings(

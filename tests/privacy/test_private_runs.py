@@ -256,7 +256,7 @@ def empirical_epsilon(one, other):
     return np.log(max(least_hits - DELTA, 1e-9) / most_alarms)
 
 
-@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize("batch_size", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_attack_stays_below_the_stated_epsilon_and_breaks_weak_noise(batch_size):
     stated = account(RunSettings(sizes=[10], batch_size=batch_size, **AUDIT), delta=DELTA).worst
     canaries = (100.0, -100.0)

@@ -199,6 +199,7 @@ def top(page):
     return page.text.partition("The answer")[0]
 
 
+@pytest.mark.slow
 def test_the_report_of_a_diverged_run_says_so_at_the_top(tmp_path):
     rng = np.random.default_rng(0)
     for name in "ab":
