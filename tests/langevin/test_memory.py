@@ -73,7 +73,7 @@ def anonymous():
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
-rows, width = 700_000, 100
+rows, width = 3_500_000, 100
 np.lib.format.open_memmap(sys.argv[1], "w+", np.uint8, (rows, width)).flush()  # takes no room on the disk
 x = np.load(sys.argv[1], mmap_mode="r")
 if sys.argv[2] == "copied":
