@@ -54,7 +54,7 @@ class Warm:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
-            "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1",
+            "XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         os.chdir(ROOT)
