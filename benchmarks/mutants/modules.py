@@ -155,6 +155,8 @@ TESTS: dict[str, list[str]] = {
     "fald/privacy/paper.py": ["privacy/test_privacy_paper.py", "privacy/test_privacy_forms.py"],
     "fald/runtime/checkpoint.py": ["runtime/test_store.py"],
     "fald/theory/bounds.py": ["theory/test_bounds_by_hand.py"],
+    "fald/theory/complexity.py": ["theory/test_lemmas_by_hand.py"],
+    "fald/theory/lemmas.py": ["theory/test_lemmas_by_hand.py"],
     "fald/theory/gaussian.py": ["theory/test_gaussian_parts.py", *_GAUSSIAN],
     "fald/planner/law.py": [
         "planner/test_law_parts.py",

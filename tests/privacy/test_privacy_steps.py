@@ -135,6 +135,15 @@ def test_renyi_steps_on_all_rows_are_closed_forms():
     assert steps.delta(lost, 1.0) == 1.0
 
 
+@pytest.mark.parametrize("mu", [3.0, 1e-2, 1e-5])
+def test_the_orders_reach_as_far_as_small_losses_need_them(mu):
+    """Of a Gaussian the best order is near √(2 log(1/δ))/μ; the grid of orders costs a few percent."""
+    steps = RdpSteps(releases(1 / mu), total=lambda s: s.step(1 / mu))
+    every, delta = 1 + np.geomspace(1e-2, 1e8, 4000), 1e-12
+    best = np.min(0.5 * every * mu**2 + np.log1p(-1 / every) - np.log(delta * every) / (every - 1))
+    assert best * (1 - 1e-3) <= steps.epsilon(steps.step(1 / mu), delta) <= 1.05 * best
+
+
 def test_multipliers_are_rounded_down_onto_a_grid():
     few = np.array([1.0, 1.5, 4.0])
     np.testing.assert_array_equal(_rounding_grid(few, 3), few)
@@ -224,6 +233,11 @@ def test_a_ledger_answers_in_any_order(scheduled):
     assert ledger.delta_at(alone[3], 3)[0] == pytest.approx(DELTA, rel=1e-6)
     assert ledger.epsilon().shape == (2,)
     assert ledger.worst() == ledger.epsilon()[0] > ledger.epsilon()[1]
+
+
+def test_a_budget_that_some_rounds_spend_to_the_last_digit_affords_exactly_these():
+    ledger = Ledger(run(num_rounds=50), delta=DELTA, method="rdp")
+    assert [ledger.max_rounds(ledger.worst(rounds)) for rounds in range(51)] == list(range(51))
 
 
 def test_the_client_that_loses_most_decides_how_many_rounds():
