@@ -25,6 +25,28 @@ _ANCHORS = [
         "test_few_multipliers_are_kept_and_many_are_covered",
     )
 ]
+_STEPS = "privacy/test_privacy_steps.py"
+_SEARCHES = [
+    f"{_STEPS}::{name}"
+    for name in (
+        "test_the_largest_correlation_step_and_rounds_keep_the_budget_and_no_more",
+        "test_the_most_participants_are_found_from_above",
+        "test_budgets_have_ranges",
+        "test_searches_refuse_what_they_cannot_do",
+    )
+]
+_RENYI = [
+    f"{_STEPS}::{name}"
+    for name in (
+        "test_orders_above_the_theorem_are_integrated",
+        "test_renyi_steps_on_all_rows_are_closed_forms",
+        "test_the_orders_reach_as_far_as_small_losses_need_them",
+        "test_on_all_rows_every_multiplier_is_charged_as_it_is",
+        "test_orders_near_the_best_give_what_all_orders_give",
+        "test_multipliers_are_rounded_down_onto_a_grid",
+        "test_poisson_needs_a_norm_only_where_there_are_batches",
+    )
+]
 _SLOWLY = "privacy/test_privacy_combinations.py::test_epsilon_is_that_of_the_slow_sum_and_never_below_it"
 _REFUSED = [
     f"privacy/test_privacy_refusals.py::{name}"
@@ -144,14 +166,14 @@ TESTS: dict[str, list[str]] = {
     "fald/langevin/safety.py": _SAFETY,
     "fald/langevin/rounds.py": ["langevin/test_rounds.py"],
     "fald/langevin/guard.py": ["langevin/test_guard.py"],
-    "fald/privacy/accountant.py": ["privacy/test_privacy_steps.py", *_REFUSED],
+    "fald/privacy/accountant.py": [_STEPS, *_REFUSED],
     "fald/privacy/events.py": ["privacy/test_privacy_parts.py", *_CLASSES],
     "fald/privacy/rounds.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/compose.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/settings.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/pld.py": ["privacy/test_pld_parts.py", "privacy/test_privacy_profile.py", *_ANCHORS],
-    "fald/privacy/rdp.py": ["privacy/test_privacy_steps.py", _SLOWLY],
-    "fald/privacy/calibration.py": ["privacy/test_privacy_steps.py"],
+    "fald/privacy/rdp.py": [*_RENYI, _SLOWLY],
+    "fald/privacy/calibration.py": _SEARCHES,
     "fald/privacy/paper.py": ["privacy/test_privacy_paper.py", "privacy/test_privacy_forms.py"],
     "fald/runtime/checkpoint.py": ["runtime/test_store.py"],
     "fald/theory/bounds.py": ["theory/test_bounds_by_hand.py"],

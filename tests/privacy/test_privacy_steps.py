@@ -25,7 +25,7 @@ from fald.privacy import (
 )
 from fald.privacy.accountant import _plain
 from fald.privacy.accountants import Releases
-from fald.privacy.compose import repeated
+from fald.privacy.compose import repeated, together
 from fald.privacy.pld import NoGridError, PldSteps, _anchors, _discretised
 from fald.privacy.rdp import RdpSteps, _integrated_log_moment, _rounding_grid
 from fald.settings.participation import with_replacement, without_replacement
@@ -142,6 +142,28 @@ def test_the_orders_reach_as_far_as_small_losses_need_them(mu):
     every, delta = 1 + np.geomspace(1e-2, 1e8, 4000), 1e-12
     best = np.min(0.5 * every * mu**2 + np.log1p(-1 / every) - np.log(delta * every) / (every - 1))
     assert best * (1 - 1e-3) <= steps.epsilon(steps.step(1 / mu), delta) <= 1.05 * best
+
+
+def test_on_all_rows_every_multiplier_is_charged_as_it_is():
+    many = np.linspace(1.0, 4.0, 150)
+    steps = RdpSteps(releases(many), total=lambda s: s.step(1.0))
+    for z in many[[0, 70, 71, 149]]:
+        np.testing.assert_allclose(
+            steps.step(z).log_moment, 0.5 * steps.orders * (steps.orders - 1) / z**2, rtol=1e-12
+        )
+
+
+def test_orders_near_the_best_give_what_all_orders_give():
+    z, count = [1.5, 2.0, 3.0], 300
+    few = RdpSteps(
+        releases(z, [count] * 3, 10, 100), total=lambda s: together(repeated(s.step(x), count) for x in z)
+    )
+    moments = [RdpSteps(releases(x, [count], 10, 100), total=lambda s: s.step(1.0)).step(x) for x in z]
+    every = RdpSteps(releases(z[0], [count], 10, 100), total=lambda s: s.step(1.0))
+    epsilon = every.epsilon(together(repeated(loss, count) for loss in moments), DELTA)
+    found = few.epsilon(together(repeated(few.step(x), count) for x in z), DELTA)
+    assert few.orders.size <= 5 < every.orders.size
+    assert epsilon <= found * (1 + 1e-12) <= 1.001 * epsilon
 
 
 def test_multipliers_are_rounded_down_onto_a_grid():
