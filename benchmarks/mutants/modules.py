@@ -7,6 +7,10 @@ _CHECKS = [
     for name in (
         "test_a_healthy_result_has_no_problem",
         "test_colours_change_at_their_borders",
+        "test_what_is_no_number_or_missing_is_red",
+        "test_columns_and_values_are_named_with_counts",
+        "test_a_prior_that_decides_alone_needs_care",
+        "test_sites_that_are_silent_seldom_or_late",
         "test_fit_of_the_model",
         "test_outcomes_of_a_site",
         "test_verdict_modes_and_target",
@@ -30,6 +34,11 @@ _SEARCHES = [
     f"{_STEPS}::{name}"
     for name in (
         "test_the_largest_correlation_step_and_rounds_keep_the_budget_and_no_more",
+        "test_a_run_of_another_length_has_digits_of_its_own",
+        "test_rounds_are_looked_for_farther_and_farther",
+        "test_a_step_is_not_looked_for_far_beyond_its_limit",
+        "test_a_step_is_found_from_wherever_the_search_begins",
+        "test_a_correlation_is_found_in_the_factor_of_the_noise",
         "test_the_most_participants_are_found_from_above",
         "test_budgets_have_ranges",
         "test_searches_refuse_what_they_cannot_do",
