@@ -35,6 +35,7 @@ _SEARCHES = [
     for name in (
         "test_the_largest_correlation_step_and_rounds_keep_the_budget_and_no_more",
         "test_a_run_of_another_length_has_digits_of_its_own",
+        "test_where_no_number_of_participants_will_do_the_least_epsilon_is_told",
         "test_rounds_are_looked_for_farther_and_farther",
         "test_a_step_is_not_looked_for_far_beyond_its_limit",
         "test_a_step_is_found_from_wherever_the_search_begins",
@@ -170,6 +171,8 @@ TESTS: dict[str, list[str]] = {
     "fald/settings/schedules.py": _SCHEDULES,
     "fald/langevin/method.py": ["langevin/test_local_parts.py"],
     "fald/langevin/fald.py": ["langevin/test_local_parts.py"],
+    "fald/langevin/client.py": ["langevin/test_client_parts.py"],
+    "fald/langevin/costs.py": ["langevin/test_client_parts.py"],
     "fald/langevin/noise.py": ["langevin/test_local_parts.py"],
     "fald/langevin/server.py": ["langevin/test_local_parts.py"],
     "fald/langevin/safety.py": _SAFETY,

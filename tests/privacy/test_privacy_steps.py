@@ -525,6 +525,16 @@ def test_a_correlation_is_found_in_the_factor_of_the_noise(by_hand, scale):
         calibrate(Budget(0.999, DELTA), run(), vary="correlation")
 
 
+def test_where_no_number_of_participants_will_do_the_least_epsilon_is_told(by_hand):
+    """With noise that follows the weights, ε need not grow with the number."""
+    by_hand.epsilon = lambda settings: {4: 3.0, 3: 2.25, 2: 2.5, 1: 4.0}[settings.num_participants]
+    drawn = run(sizes=[100] * 4, participation=without_replacement(2))
+    with pytest.raises(PrivacyError, match=r"the least ε is 2\.25"):
+        calibrate(Budget(2.0, DELTA), drawn, vary="num_participants")
+    assert calibrate(Budget(2.25, DELTA), drawn, vary="num_participants").value == 3
+    assert calibrate(Budget(2.5, DELTA), drawn, vary="num_participants", most=2).value == 2
+
+
 def test_the_most_participants_are_found_from_above():
     base = run(sizes=[100] * 4, participation=without_replacement(1), noise="paper")
     each = [spent(replace(base, participation=without_replacement(s))) for s in range(1, 5)]
