@@ -200,5 +200,6 @@ TESTS: dict[str, list[str]] = {
     "fald/planner/predict.py": ["planner/test_predict_parts.py"],
     "fald/planner/front.py": ["planner/test_predict_parts.py", *_FRONT],
     "fald/planner/checks.py": ["planner/test_predict_parts.py"],
+    "fald/planner/search.py": ["planner/test_search_parts.py"],
     "fald/calculus/gradients.py": ["calculus/test_gradient_parts.py", *_BATCHES],
 }
