@@ -167,6 +167,8 @@ TESTS: dict[str, list[str]] = {
     "fald/results/checks_of_model.py": ["results/test_check_borders.py", *_CHECKS],
     "fald/results/examine.py": ["results/test_examined.py"],
     "fald/results/judgement.py": ["results/test_check_borders.py", *_CHECKS],
+    "fald/core/checks.py": ["settings/test_fald_settings.py"],
+    "fald/settings/fald.py": ["settings/test_fald_settings.py"],
     "fald/settings/participation.py": ["settings/test_participation.py"],
     "fald/settings/schedules.py": _SCHEDULES,
     "fald/langevin/method.py": ["langevin/test_local_parts.py"],
