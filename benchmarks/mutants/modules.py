@@ -7,6 +7,10 @@ _CHECKS = [
     for name in (
         "test_a_healthy_result_has_no_problem",
         "test_colours_change_at_their_borders",
+        "test_what_is_no_number_or_missing_is_red",
+        "test_columns_and_values_are_named_with_counts",
+        "test_a_prior_that_decides_alone_needs_care",
+        "test_sites_that_are_silent_seldom_or_late",
         "test_fit_of_the_model",
         "test_outcomes_of_a_site",
         "test_verdict_modes_and_target",
@@ -25,10 +29,42 @@ _ANCHORS = [
         "test_few_multipliers_are_kept_and_many_are_covered",
     )
 ]
+_STEPS = "privacy/test_privacy_steps.py"
+_SEARCHES = [
+    f"{_STEPS}::{name}"
+    for name in (
+        "test_the_largest_correlation_step_and_rounds_keep_the_budget_and_no_more",
+        "test_a_run_of_another_length_has_digits_of_its_own",
+        "test_where_no_number_of_participants_will_do_the_least_epsilon_is_told",
+        "test_rounds_are_looked_for_farther_and_farther",
+        "test_a_step_is_not_looked_for_far_beyond_its_limit",
+        "test_a_step_is_found_from_wherever_the_search_begins",
+        "test_a_correlation_is_found_in_the_factor_of_the_noise",
+        "test_the_most_participants_are_found_from_above",
+        "test_budgets_have_ranges",
+        "test_searches_refuse_what_they_cannot_do",
+    )
+]
+_RENYI = [
+    f"{_STEPS}::{name}"
+    for name in (
+        "test_orders_above_the_theorem_are_integrated",
+        "test_renyi_steps_on_all_rows_are_closed_forms",
+        "test_the_orders_reach_as_far_as_small_losses_need_them",
+        "test_on_all_rows_every_multiplier_is_charged_as_it_is",
+        "test_orders_near_the_best_give_what_all_orders_give",
+        "test_multipliers_are_rounded_down_onto_a_grid",
+        "test_poisson_needs_a_norm_only_where_there_are_batches",
+    )
+]
 _SLOWLY = "privacy/test_privacy_combinations.py::test_epsilon_is_that_of_the_slow_sum_and_never_below_it"
 _REFUSED = [
     f"privacy/test_privacy_refusals.py::{name}"
-    for name in ("test_options_out_of_range", "test_realised_participation_needs_the_table")
+    for name in (
+        "test_options_out_of_range",
+        "test_realised_participation_needs_the_table",
+        "test_shuffled_batches_and_poisson_without_a_norm",
+    )
 ]
 
 _GAUSSIAN = [
@@ -51,6 +87,7 @@ _SAFETY = [
     for name in (
         "test_settings_have_bounds_and_the_borders_are_inside",
         "test_a_schedule_is_accounted_at_its_step",
+        "test_what_noise_is_added_to_is_the_parameter_or_the_step_of_the_prior",
         "test_the_accounted_sd_is_that_of_the_formula",
         "test_noise_must_span_so_many_of_the_last_digits",
         "test_a_little_more_or_less_noise_than_accounted_is_seen",
@@ -74,6 +111,15 @@ _SCHEDULES = [
     )
 ]
 
+_FRONT = [
+    f"planner/test_planner.py::{name}"
+    for name in (
+        "test_privacy_loss_grows_with_what_reveals_more",
+        "test_privacy_loss_of_a_client_that_is_drawn_every_time",
+        "test_privacy_loss_is_that_of_the_accountants_multipliers",
+    )
+]
+
 _BATCHES = [
     f"calculus/test_batches.py::{name}"
     for name in (
@@ -81,6 +127,7 @@ _BATCHES = [
         "test_batch_holds_distinct_rows_of_its_client",
         "test_client_smaller_than_the_batch_is_taken_whole",
         "test_steps_and_keys_choose_anew",
+        "test_what_no_population_exceeds_changes_no_index",
         "test_last_equal_in_one_word_and_in_two",
         "test_values_too_large_for_one_word_are_not_packed",
     )
@@ -115,36 +162,48 @@ TESTS: dict[str, list[str]] = {
     "fald/fewround/certify.py": ["fewround/test_certify_borders.py", "fewround/test_certify.py"],
     "fald/fewround/chains.py": ["fewround/test_chain_checks.py"],
     "fald/fewround/rays.py": ["fewround/test_rays.py"],
+    "fald/fewround/rounding.py": ["fewround/test_rounding.py"],
     "fald/fewround/weights.py": ["fewround/test_weights.py"],
     "fald/results/checks_of_draws.py": ["results/test_check_borders.py", *_CHECKS],
     "fald/results/checks_of_model.py": ["results/test_check_borders.py", *_CHECKS],
     "fald/results/examine.py": ["results/test_examined.py"],
+    "fald/results/predictive.py": ["results/test_predictive.py"],
     "fald/results/judgement.py": ["results/test_check_borders.py", *_CHECKS],
+    "fald/core/checks.py": ["settings/test_fald_settings.py"],
+    "fald/settings/fald.py": ["settings/test_fald_settings.py"],
     "fald/settings/participation.py": ["settings/test_participation.py"],
     "fald/settings/schedules.py": _SCHEDULES,
     "fald/langevin/method.py": ["langevin/test_local_parts.py"],
     "fald/langevin/fald.py": ["langevin/test_local_parts.py"],
+    "fald/langevin/client.py": ["langevin/test_client_parts.py"],
+    "fald/langevin/costs.py": ["langevin/test_client_parts.py"],
     "fald/langevin/noise.py": ["langevin/test_local_parts.py"],
     "fald/langevin/server.py": ["langevin/test_local_parts.py"],
     "fald/langevin/safety.py": _SAFETY,
     "fald/langevin/rounds.py": ["langevin/test_rounds.py"],
     "fald/langevin/guard.py": ["langevin/test_guard.py"],
-    "fald/privacy/accountant.py": ["privacy/test_privacy_steps.py", *_REFUSED],
+    "fald/privacy/accountant.py": [_STEPS, *_REFUSED],
     "fald/privacy/events.py": ["privacy/test_privacy_parts.py", *_CLASSES],
     "fald/privacy/rounds.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/compose.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/settings.py": ["privacy/test_privacy_parts.py"],
     "fald/privacy/pld.py": ["privacy/test_pld_parts.py", "privacy/test_privacy_profile.py", *_ANCHORS],
-    "fald/privacy/rdp.py": ["privacy/test_privacy_steps.py", _SLOWLY],
-    "fald/privacy/calibration.py": ["privacy/test_privacy_steps.py"],
+    "fald/privacy/rdp.py": [*_RENYI, _SLOWLY],
+    "fald/privacy/calibration.py": _SEARCHES,
     "fald/privacy/paper.py": ["privacy/test_privacy_paper.py", "privacy/test_privacy_forms.py"],
     "fald/runtime/checkpoint.py": ["runtime/test_store.py"],
     "fald/theory/bounds.py": ["theory/test_bounds_by_hand.py"],
+    "fald/theory/complexity.py": ["theory/test_lemmas_by_hand.py"],
+    "fald/theory/lemmas.py": ["theory/test_lemmas_by_hand.py"],
     "fald/theory/gaussian.py": ["theory/test_gaussian_parts.py", *_GAUSSIAN],
     "fald/planner/law.py": [
         "planner/test_law_parts.py",
         "planner/test_planner.py::test_every_round_is_that_of_the_exact_law",
         "planner/test_planner.py::test_the_start_is_known_where_one_step_forgets_it",
     ],
+    "fald/planner/predict.py": ["planner/test_predict_parts.py"],
+    "fald/planner/front.py": ["planner/test_predict_parts.py", *_FRONT],
+    "fald/planner/checks.py": ["planner/test_predict_parts.py"],
+    "fald/planner/search.py": ["planner/test_search_parts.py"],
     "fald/calculus/gradients.py": ["calculus/test_gradient_parts.py", *_BATCHES],
 }

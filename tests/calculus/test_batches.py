@@ -93,6 +93,16 @@ def test_indices_are_distinct_and_in_range(population, count, seed):
     assert rest == list(range(population, count))
 
 
+@pytest.mark.parametrize("population", [3000, 2**31 - 1])
+def test_what_no_population_exceeds_changes_no_index(population):
+    key, count = jax.random.key(2), 2048
+    chosen = choose_without_replacement(key, population, count)
+    assert len(set(chosen.tolist())) == count
+    np.testing.assert_array_equal(choose_without_replacement(key, population, count, most=population), chosen)
+    # of so many positions the first ones are hardly ever drawn: nothing of an index is cut off
+    assert np.sum(np.asarray(chosen) < count) < 3 or population == 3000
+
+
 def test_population_may_be_traced():
     key = jax.random.key(1)
     traced = jax.jit(jax.vmap(lambda n: choose_without_replacement(key, n, 5)))(jnp.array([1, 3, 5, 8, 1000]))

@@ -42,6 +42,7 @@ def test_an_answer_is_known_to_every_process_before_it_leaves(tmp_path):
     theirs.add(kept(4), last(4))  # each goes on from what the other has written
     mine.read()
     assert [a.round for a in mine.known] == [1, 3, 3, 2, 2, 4]
+    assert mine.distinct == 5  # a task of another round is another answer
     assert mine.last() == last(4)  # the other's, although this process knows one of its own
     mine.forget_last()
     assert theirs.last() is None

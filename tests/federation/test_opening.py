@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from fald.core.errors import PolicyError
+from fald.core.reveals import UNDECLARED, Reveals
 from fald.federation.site import opening
 from fald.federation.site.opening import Openings, enquiry_of, read_json, remote_study
 from fald.federation.site.policy import make_policy
-from fald.study.schema import make_study
+from fald.study.schema import SamplerSection, make_study
 
 DATA = {"target": "y", "features": ["u", "v"]}
 STUDY = {"data": DATA, "model": {"family": "logistic"}}
@@ -149,6 +150,21 @@ def test_a_few_round_study_asks_for_its_requests():
     )
     assert (found.curvature, found.sums, found.declared, found.secure_sum) == (True, True, True, False)
     assert not asked({"fit": {"curvature": False}}).curvature
+
+
+@pytest.mark.parametrize(
+    "reveals",
+    [
+        UNDECLARED, Reveals(), Reveals(sums=True), Reveals(("point", "value", "hessian")),
+        Reveals(preparation={"first": "hessian"}),
+    ],
+)  # fmt: skip
+def test_a_site_is_asked_for_what_the_method_declares(monkeypatch, reveals):
+    about = SimpleNamespace(reveals=reveals, settings={})
+    monkeypatch.setattr(SamplerSection, "build_method", lambda self: SimpleNamespace(about=about))
+    found = asked({"sampler": SAMPLER})
+    assert (found.declared, found.sums) == (reveals is not UNDECLARED, reveals == Reveals(sums=True))
+    assert found.curvature is ("hessian" in reveals.kinds)
 
 
 @pytest.mark.parametrize("most", ["num-burn", "num-fit"])

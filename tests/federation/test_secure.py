@@ -234,6 +234,15 @@ def test_one_site_under_two_names_is_refused():
         sites.sessions["a"].accept(sites.hellos, sites.pins)
 
 
+def test_one_key_of_a_session_under_two_identities_is_refused():
+    sites = Sites("abc")
+    key = sites.hellos["b"]["key"]
+    signature = sites.identities["c"].sign(_introduction("run 1", "c", bytes.fromhex(key)))
+    sites.hellos["c"] = {"name": "c", "key": key, "signature": signature}
+    with pytest.raises(SecureSumError, match="same key"):
+        sites.sessions["a"].accept(sites.hellos, sites.pins)
+
+
 @pytest.mark.parametrize(
     "hello", [None, [], "x", {}, {"name": "b", "key": 3, "signature": "zz"}, {"name": "b", "key": "zz"}]
 )

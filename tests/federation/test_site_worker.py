@@ -169,6 +169,7 @@ def test_every_message_is_recorded_with_what_left(site):
         "Aspirin",
     )
     assert (first["columns"], first["study"]) == (["y", "u", "v"], study_digest(STUDY))
+    assert first["sites"] == OPEN["names"]
     assert first["left"] == {"number of rows": 1, "mode": 3}
     assert first["digest"] == wire.digest(opened).hex()
     assert "round" not in first

@@ -345,3 +345,29 @@ def test_a_top_that_no_draw_was_near_withholds_the_certificate(width, holds):
     assert certify.bulk(best, draws, weights, 0.0).holds == holds
     assert certify.bulk(best, draws, weights, 5.0).holds  # the top holds little of so much mass
     assert certify.bulk(None, draws, weights, 0.0).holds
+
+
+@pytest.mark.parametrize("dim", [1, 8, 200])
+def test_around_the_top_is_where_nearly_all_of_a_normal_lies(dim):
+    """Within four sds of the squared length of its draws; half of what is expected there must be there."""
+    flat = -dim / 2 * np.log(2 * np.pi)
+    best = Derivatives(np.ones(dim), flat, np.zeros(dim), -np.eye(dim))
+    reach = np.sqrt(dim + 4 * np.sqrt(2 * dim))
+    draws = np.ones((2, dim))
+    draws[:, 0] += np.array([1 - LEAST, 1 + LEAST]) * reach  # one just inside, one just outside
+    for inside, holds in ((0.5, True), (0.491, True), (0.489, False), (0.0, False)):
+        found = certify.bulk(best, draws, np.array([inside, 1 - inside]), 0.0)
+        assert (found.name, found.holds) == ("bulk", holds)
+    for mass, holds in ((0.019, True), (0.021, False)):  # of which this is around the top
+        assert certify.bulk(best, draws, np.array([0.0, 1.0]), -np.log(mass)).holds == holds
+
+
+def test_chains_that_are_no_numbers_have_forgotten_nothing():
+    rng = np.random.default_rng(8)
+    starts, ends = rng.normal(size=(2, 400, 1))
+    assert np.isfinite(certify._rhat(starts[:, 0], ends[:, 0]))
+    for place in (0, 399):
+        broken = ends.copy()
+        broken[place] = np.nan
+        assert certify._rhat(starts[:, 0], broken[:, 0]) == np.inf
+        assert not certify.forgotten(starts, broken, NAMES).holds

@@ -77,6 +77,7 @@ def test_one_that_never_moves_is_remembered():
     assert chains._correlation(Z[0][:10], -Z[0][:10]) == pytest.approx(-1.0)
     gaps = np.r_[np.nan, Z[0][1:30]]
     assert chains._correlation(gaps, Z[0][:30]) == pytest.approx(1.0)
+    assert chains._correlation(-Z[0][:30], gaps) == pytest.approx(-1.0)
     np.testing.assert_allclose(chains._remaining(np.array([-0.5, 0.0, 0.5, 0.999])), [0.0, 0.0, 1.0, 99.0])
 
 
@@ -90,6 +91,21 @@ def test_the_way_that_is_left(sign, which):
         new = [10.0 * mixed(OLD[j], NEW[j], r if j == which else 0.0) for j in range(2)]
         old = [10.0 * (OLD[j] + (sign * far if j == which else 0.0)) for j in range(2)]
         found = failing(old, [10.0 * p for p in PREVIOUS], new)
+        assert ("bias" not in found) == holds, found
+        assert holds or found["bias"].startswith(f"{NAMES[which]} is still on its way")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("which", [0, 1])
+def test_the_way_that_is_left_to_a_spread(sign, which):
+    """Draws that keep their size and forget their sign: only their sd is on its way."""
+    kept = np.sign(Z[9]) * np.sqrt(OLD[which] ** 2 + Z[10] ** 2)
+    kept = (kept - kept.mean()) / kept.std()
+    r = chains._correlation(OLD[which] ** 2, kept**2)
+    edge = 0.05 / 3 * (1 - r) / r
+    for far, holds in ((0.98 * edge, True), (1.02 * edge, False)):
+        old = [OLD[j] * (1 + (sign * far if j == which else 0.0)) for j in range(2)]
+        found = failing(old, PREVIOUS, [kept if j == which else NEW[j] for j in range(2)])
         assert ("bias" not in found) == holds, found
         assert holds or found["bias"].startswith(f"{NAMES[which]} is still on its way")
 

@@ -181,6 +181,8 @@ def test_what_a_preconditioner_costs_and_shows():
     assert "preconditioned_by" not in m.settings()
     fitted = m.prepare(None, None, {"squares": [[1.0, 2.0]]})
     assert fitted.settings()["preconditioned_by"] == methods.digest([fitted.root])
+    small = m.prepare(None, None, {"squares": [[1e-8, 2e-8]]})  # only how the squares compare matters
+    np.testing.assert_allclose(small.root, fitted.root)
     for squares in ([[0.0, 0.0]], [[np.nan, 1.0]], [[np.inf, 1.0]]):
         with pytest.raises(DataError, match="cannot precondition"):
             m.prepare(None, None, {"squares": squares})

@@ -162,6 +162,9 @@ def test_what_noise_is_added_to_is_the_parameter_or_the_step_of_the_prior():
     assert farthest(linear_model(2.0), method, places) == 4.0  # steps of the prior are η/4 of a parameter
     assert farthest(linear_model(0.25), method, places) == 0.25 * 4.0 / 0.25**2
     assert math.isnan(farthest(linear_model(2.0), method, places * jnp.nan))
+    falling = fald.samplers.fald(local_steps=1, step_size=fald.schedules.polynomial(0.5, 10.0, power=1.0))
+    for step, eta in ((0, 0.5), (10, 0.25)):
+        assert farthest(linear_model(0.25), falling, places, step) == pytest.approx(eta * 4.0 / 0.25**2)
 
 
 def test_noise_must_span_so_many_of_the_last_digits():

@@ -280,6 +280,9 @@ def test_a_sum_is_covered_by_the_least_noise_that_honest_sites_add(part, noise, 
             elif colluders == 0 and times < part.num_participants:
                 rest, s, apart = part.num_participants - times, part.num_participants, np.delete(p, c)
                 assert others == pytest.approx(max(rest**2 / apart.sum(), rest / apart.max()) / s**2)
+        if part.scheme == "with-replacement":  # a client that is drawn more often leaves others less room
+            ways = [found.presence(c, times)[1:] for times in range(1, part.num_participants + 1)]
+            assert [way[1:] for way in found.presences[c]] == ways
 
 
 def test_one_client_alone_is_covered_by_nobody():
@@ -411,12 +414,13 @@ def by_hand(settings, client, times, rounds, orders):
     """The log moments of some rounds, from the steps that were made; ``times`` (chains, rounds) or None."""
     found = step_noise(settings, view="summed")
     eta = np.broadcast_to(np.sqrt(2 / np.asarray(settings.step_size)), settings.num_steps)
+    etas = eta.reshape(settings.num_rounds, settings.local_steps)
     total = np.zeros(orders.size)
     for chain, r in itertools.product(range(settings.num_chains), rounds):
 
         def made(way, r=r):
-            etas = eta[2 * r : 2 * r + 2]
-            return closed(way.own * etas[0], orders) + closed(way.last * etas[1], orders)
+            *earlier, last = etas[r]
+            return sum(closed(way.own * each, orders) for each in earlier) + closed(way.last * last, orders)
 
         if times is not None:
             if times[chain, r]:
@@ -437,8 +441,8 @@ def by_hand(settings, client, times, rounds, orders):
 def test_rounds_of_a_client_are_the_sum_of_its_steps(part, hidden, scheduled):
     """By Rényi divergences on all rows, which have a closed form."""
     number, chains = 20, 2
-    eta = 1e-3 / (1 + 0.1 * np.arange(2 * number)) if scheduled else 1e-3
-    settings = run(num_rounds=number, num_chains=chains, step_size=eta, participation=part)
+    eta = 1e-3 / (1 + 0.1 * np.arange(3 * number)) if scheduled else 1e-3
+    settings = run(local_steps=3, num_rounds=number, num_chains=chains, step_size=eta, participation=part)
     noise = step_noise(settings, view="summed")
     times = None
     if not hidden:
@@ -484,3 +488,9 @@ def test_the_multipliers_of_a_run_are_counted(scheduled):
         assert counts.sum() == pytest.approx(sum(expected.values()))
     for method in ("rdp", "pld"):
         assert ClientLedger(noise, 0, np.zeros((2, 3), int), **how | {"method": method}).idle
+
+
+@pytest.mark.parametrize("other", [{"momentum": 0.5}, {"preconditioner": "rms"}])
+def test_what_no_accountant_covers_is_refused(other):
+    with pytest.raises(ConfigError, match="no privacy accounting for momentum and preconditioners"):
+        run(**other)

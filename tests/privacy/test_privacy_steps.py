@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,13 +20,14 @@ from fald.privacy import (
     RunSettings,
     account,
     calibrate,
+    calibration,
     pareto_front,
     step_noise,
     step_profile,
 )
 from fald.privacy.accountant import _plain
 from fald.privacy.accountants import Releases
-from fald.privacy.compose import repeated
+from fald.privacy.compose import repeated, together
 from fald.privacy.pld import NoGridError, PldSteps, _anchors, _discretised
 from fald.privacy.rdp import RdpSteps, _integrated_log_moment, _rounding_grid
 from fald.settings.participation import with_replacement, without_replacement
@@ -135,6 +137,37 @@ def test_renyi_steps_on_all_rows_are_closed_forms():
     assert steps.delta(lost, 1.0) == 1.0
 
 
+@pytest.mark.parametrize("mu", [3.0, 1e-2, 1e-5])
+def test_the_orders_reach_as_far_as_small_losses_need_them(mu):
+    """Of a Gaussian the best order is near √(2 log(1/δ))/μ; the grid of orders costs a few percent."""
+    steps = RdpSteps(releases(1 / mu), total=lambda s: s.step(1 / mu))
+    every, delta = 1 + np.geomspace(1e-2, 1e8, 4000), 1e-12
+    best = np.min(0.5 * every * mu**2 + np.log1p(-1 / every) - np.log(delta * every) / (every - 1))
+    assert best * (1 - 1e-3) <= steps.epsilon(steps.step(1 / mu), delta) <= 1.05 * best
+
+
+def test_on_all_rows_every_multiplier_is_charged_as_it_is():
+    many = np.linspace(1.0, 4.0, 150)
+    steps = RdpSteps(releases(many), total=lambda s: s.step(1.0))
+    for z in many[[0, 70, 71, 149]]:
+        np.testing.assert_allclose(
+            steps.step(z).log_moment, 0.5 * steps.orders * (steps.orders - 1) / z**2, rtol=1e-12
+        )
+
+
+def test_orders_near_the_best_give_what_all_orders_give():
+    z, count = [1.5, 2.0, 3.0], 300
+    few = RdpSteps(
+        releases(z, [count] * 3, 10, 100), total=lambda s: together(repeated(s.step(x), count) for x in z)
+    )
+    moments = [RdpSteps(releases(x, [count], 10, 100), total=lambda s: s.step(1.0)).step(x) for x in z]
+    every = RdpSteps(releases(z[0], [count], 10, 100), total=lambda s: s.step(1.0))
+    epsilon = every.epsilon(together(repeated(loss, count) for loss in moments), DELTA)
+    found = few.epsilon(together(repeated(few.step(x), count) for x in z), DELTA)
+    assert few.orders.size <= 5 < every.orders.size
+    assert epsilon <= found * (1 + 1e-12) <= 1.001 * epsilon
+
+
 def test_multipliers_are_rounded_down_onto_a_grid():
     few = np.array([1.0, 1.5, 4.0])
     np.testing.assert_array_equal(_rounding_grid(few, 3), few)
@@ -224,6 +257,11 @@ def test_a_ledger_answers_in_any_order(scheduled):
     assert ledger.delta_at(alone[3], 3)[0] == pytest.approx(DELTA, rel=1e-6)
     assert ledger.epsilon().shape == (2,)
     assert ledger.worst() == ledger.epsilon()[0] > ledger.epsilon()[1]
+
+
+def test_a_budget_that_some_rounds_spend_to_the_last_digit_affords_exactly_these():
+    ledger = Ledger(run(num_rounds=50), delta=DELTA, method="rdp")
+    assert [ledger.max_rounds(ledger.worst(rounds)) for rounds in range(51)] == list(range(51))
 
 
 def test_the_client_that_loses_most_decides_how_many_rounds():
@@ -401,6 +439,100 @@ def test_the_largest_correlation_step_and_rounds_keep_the_budget_and_no_more():
     for vary in ("correlation", "num_rounds"):
         with pytest.raises(PrivacyError, match="the least ε is"):
             calibrate(tight, base, vary=vary, **how)
+
+
+@pytest.fixture
+def by_hand(monkeypatch):
+    """Searches in which ε is a function of settings, and which remember what they asked."""
+    hand = SimpleNamespace(epsilon=lambda settings: 0.0, affordable=0, asked=[], horizons=[])
+
+    def accounted(settings, **_):
+        hand.asked.append(settings)
+        return SimpleNamespace(worst=hand.epsilon(settings), settings=settings)
+
+    def ledger(settings, **_):
+        hand.horizons.append(settings.num_rounds)
+        return SimpleNamespace(max_rounds=lambda epsilon: min(hand.affordable, settings.num_rounds))
+
+    monkeypatch.setattr(calibration, "account", accounted)
+    monkeypatch.setattr(calibration, "Ledger", ledger)
+    return hand
+
+
+@pytest.mark.parametrize("guess", [0, 1, 20, 497, 500, 503, 900, 1024])
+def test_a_run_of_another_length_has_digits_of_its_own(by_hand, guess):
+    """The ledger of a longer run may be off by some rounds; what counts is the run as it will be."""
+    by_hand.epsilon, by_hand.affordable = (lambda settings: settings.num_rounds / 100), guess
+    found = calibrate(Budget(5.0, DELTA), run(), vary="num_rounds")
+    assert (found.value, found.report.worst, found.at_limit) == (500, 5.0, False)
+    held = calibrate(Budget(5.0, DELTA), run(), vary="num_rounds", most=300)
+    assert (held.value, held.at_limit) == (300, True)
+    with pytest.raises(PrivacyError, match="no number of rounds"):
+        calibrate(Budget(0.0099, DELTA), run(), vary="num_rounds")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "most", "horizons"),
+    [
+        (1023, None, [1024]), (1024, None, [1024, 8192]), (9000, None, [1024, 8192, 65536]),
+        (9000, 2000, [1024, 2000]), (9000, 500, [500]),
+    ],
+)  # fmt: skip
+def test_rounds_are_looked_for_farther_and_farther(by_hand, rounds, most, horizons):
+    by_hand.epsilon, by_hand.affordable = (lambda settings: settings.num_rounds), rounds
+    found = calibrate(Budget(float(rounds), DELTA), run(), vary="num_rounds", most=most)
+    assert (found.value, by_hand.horizons) == (min(rounds, most or rounds), horizons)
+    assert found.at_limit is (most is not None)
+    by_hand.horizons.clear()
+    falling = run(step_size=1e-3 / (1 + np.arange(12.0)))  # a schedule ends where it ends
+    found = calibrate(Budget(float(rounds), DELTA), falling, vary="num_rounds")
+    assert (found.value, found.at_limit, by_hand.horizons) == (6, True, [6])
+
+
+@pytest.mark.parametrize("most", [1.5, 10.0, 100.0, 1000.0])
+def test_a_step_is_not_looked_for_far_beyond_its_limit(by_hand, most):
+    """Of a schedule the largest step is limited, and found where any step keeps the budget."""
+    shape = 1e-3 * np.linspace(1.0, 0.1, 12)
+    for steps in (1e-3, shape):
+        by_hand.asked.clear()
+        found = calibrate(Budget(1.0, DELTA), run(step_size=steps), vary="step_size", most=most * 1e-3)
+        assert found.at_limit
+        assert found.value == pytest.approx(most * 1e-3)
+        assert max(np.max(s.step_size) for s in by_hand.asked) <= 256 * most * 1e-3
+    assert np.asarray(found.settings.step_size) == pytest.approx(most * shape)
+
+
+@pytest.mark.parametrize("largest", [1e-9, 0.3e-3, 1e-3, 0.02, 7.0])
+def test_a_step_is_found_from_wherever_the_search_begins(by_hand, largest):
+    by_hand.epsilon = lambda settings: float(np.max(settings.step_size)) / largest
+    for tolerance in (1e-3, 0.1):
+        found = calibrate(Budget(1.0, DELTA), run(), vary="step_size", tolerance=tolerance)
+        assert largest * (1 - 2.2 * tolerance) <= found.value <= largest
+        assert not found.at_limit
+    by_hand.epsilon = lambda settings: 2.0
+    with pytest.raises(PrivacyError, match="no step-size keeps the budget"):
+        calibrate(Budget(1.0, DELTA), run(), vary="step_size")
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5, 30.0, 1e5])
+def test_a_correlation_is_found_in_the_factor_of_the_noise(by_hand, scale):
+    """ε that grows with 1/√(1−ρ²), of which the largest that keeps the budget is wanted."""
+    by_hand.epsilon = lambda settings: 1 / math.sqrt(1 - settings.correlation**2)
+    found = calibrate(Budget(scale, DELTA), run(), vary="correlation")
+    assert scale * (1 - 2e-3) <= by_hand.epsilon(found.settings) <= scale
+    assert not found.at_limit
+    with pytest.raises(PrivacyError, match="no correlation keeps the budget"):
+        calibrate(Budget(0.999, DELTA), run(), vary="correlation")
+
+
+def test_where_no_number_of_participants_will_do_the_least_epsilon_is_told(by_hand):
+    """With noise that follows the weights, ε need not grow with the number."""
+    by_hand.epsilon = lambda settings: {4: 3.0, 3: 2.25, 2: 2.5, 1: 4.0}[settings.num_participants]
+    drawn = run(sizes=[100] * 4, participation=without_replacement(2))
+    with pytest.raises(PrivacyError, match=r"the least ε is 2\.25"):
+        calibrate(Budget(2.0, DELTA), drawn, vary="num_participants")
+    assert calibrate(Budget(2.25, DELTA), drawn, vary="num_participants").value == 3
+    assert calibrate(Budget(2.5, DELTA), drawn, vary="num_participants", most=2).value == 2
 
 
 def test_the_most_participants_are_found_from_above():

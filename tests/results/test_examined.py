@@ -133,6 +133,22 @@ def test_distances_are_in_sds_of_the_reference_and_name_the_worst(sign, monkeypa
     assert compared(draws_of(ours, which="ours"), "nuts", reference)["w2_relative"] is None
 
 
+def test_of_a_thousand_numbers_the_one_that_is_off_is_named(monkeypatch):
+    rng = np.random.default_rng(5)
+    base = rng.normal(size=(2, 40, 1001))
+    ours = base.copy()
+    ours[..., 700] += 2.0
+    trees = [
+        xr.DataTree.from_dict({"/posterior": xr.Dataset({"w": (("chain", "draw", "i"), values)})})
+        for values in (ours, base)
+    ]
+    monkeypatch.setattr(module, "ess", lambda tree: {"w": 80.0})
+    monkeypatch.setattr(module.ReferenceLaw, "w2", lambda self, draws: 1.0)
+    found = compared(trees[0], "nuts", trees[1])
+    assert found["shift_parameter"] == "w[700]"
+    assert found["shift"] == pytest.approx(2.0 / base[..., 700].std(ddof=1))
+
+
 # -- what takes rows ----------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,175 @@
+"""What a client sees of a round, field by field, and what a run is said to have cost."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fald
+from fald.calculus.gradients import Rows, energy_fn, gradient_fn
+from fald.core.keys import Stream, client_key, stream_key
+from fald.langevin import costs
+from fald.langevin.client import Setup, Visit, client_round
+from fald.langevin.method import Cost, Spent
+from fald.settings.participation import Drawn, full, with_replacement
+from helpers import linear_model
+
+PUBLIC, SECRET = (jax.random.key_data(jax.random.key(i)) for i in (1, 2))
+RNG = np.random.default_rng(4)
+A, Y = RNG.normal(size=(9, 2)).astype(np.float32), RNG.normal(size=9).astype(np.float32)
+MODEL, THETA = linear_model(2.0), jnp.array([0.3, -0.7])
+OFFSET, SIZE = 2, 5
+CLIENT, ROUND, STEPS = 3, 11, 4
+
+
+def seen(batch_size=None, *, scheme="full", clip=None, model=MODEL, capacity=SIZE, full_batches=False):
+    """The view of a client with rows 2 to 6 of nine."""
+    found = []
+    method = SimpleNamespace(
+        about=SimpleNamespace(batch_size=batch_size),
+        client_update=lambda hyper, local, message, memory: found.append((hyper, local, message, memory)),
+    )
+    hyper = {"local_steps": STEPS, **({} if clip is None else {"clip_norm": clip})}
+    rows = Rows((jnp.asarray(A), jnp.asarray(Y)), jnp.int32(OFFSET), jnp.int32(SIZE), jnp.int32(9), capacity)
+    visit = Visit((PUBLIC, SECRET), jnp.int32(CLIENT), jnp.float32(0.25), jnp.int32(ROUND))
+    setup = Setup(model, method, 6, scheme, full_batches)
+    client_round(setup, hyper, rows, visit, message="message", memory="memory")
+    ((given, view, message, memory),) = found
+    assert (given, message, memory) == (hyper, "message", "memory")
+    return view, rows
+
+
+def own_key(stream):
+    return client_key(stream_key(SECRET, ROUND, stream), CLIENT)
+
+
+def test_what_only_the_client_may_know_comes_from_its_secret_key():
+    view, _ = seen()
+    np.testing.assert_array_equal(view.shared_key, stream_key(PUBLIC, ROUND, Stream.SHARED_NOISE))
+    np.testing.assert_array_equal(view.own_key, own_key(Stream.CLIENT_NOISE))
+    np.testing.assert_array_equal(view.choice_key, own_key(Stream.CLIENT_CHOICE))
+    keys = {tuple(np.asarray(k).tolist()) for k in (view.shared_key, view.own_key, view.choice_key)}
+    keys |= {tuple(np.asarray(own_key(s)).tolist()) for s in (Stream.BATCH, Stream.MODEL)}
+    assert len(keys) == 5
+
+
+@pytest.mark.parametrize(
+    ("scheme", "chance", "always"),
+    [("full", 5 / 9, True), ("with-replacement", 5 / 9, False), ("without-replacement", 1 / 6, False)],
+)
+def test_the_place_of_a_client_in_the_round(scheme, chance, always):
+    view, _ = seen(scheme=scheme)
+    assert (float(view.share), float(view.weight)) == (pytest.approx(5 / 9), 0.25)
+    assert (int(view.client), view.num_clients, int(view.round)) == (CLIENT, 6, ROUND)
+    assert int(view.first_step) == ROUND * STEPS
+    assert (float(view.chance), view.always) == (pytest.approx(chance), always)
+
+
+def by_numpy(rows, clip=np.inf):
+    """Gradient on some rows of the nine that all clients have together."""
+    theta, a, y = np.asarray(THETA, float), A[rows].astype(float), Y[rows].astype(float)
+    each = a * (y - a @ theta)[:, None]
+    each *= np.minimum(1, clip / np.linalg.norm(each, axis=1))[:, None]
+    return theta / 4 - 9 / len(a) * each.sum(0)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_without_batches_all_rows_of_the_client_are_used(clip):
+    view, _ = seen(clip=clip, capacity=8)
+    own = np.arange(OFFSET, OFFSET + SIZE)
+    wanted = by_numpy(own, np.inf if clip is None else clip)
+    for gradient in (view.grad(THETA, 3), view.full_grad(THETA)):
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-5)
+    theta, a = np.asarray(THETA, float), A[own].astype(float)
+    energy = theta @ theta / 8 + 9 / 5 * 0.5 * np.sum((Y[own] - a @ theta) ** 2)
+    assert float(view.energy(THETA, 1)) == pytest.approx(energy, rel=1e-5)
+    np.testing.assert_allclose(view.prior_grad(THETA), theta / 4, rtol=1e-6)
+    if clip is None:
+        np.testing.assert_allclose(view.hessian(THETA), np.eye(2) / 4 + 9 / 5 * a.T @ a, rtol=1e-5)
+
+
+def test_batches_are_drawn_with_the_secret_key_anew_in_every_step():
+    view, rows = seen(3, full_batches=True)
+    drawn = []
+    for step in (0, 1):
+        batch = rows.some(own_key(Stream.BATCH), step, 3)
+        np.testing.assert_allclose(view.grad(THETA, step), gradient_fn(MODEL, 9)(THETA, batch), rtol=1e-5)
+        assert float(view.energy(THETA, step)) == pytest.approx(
+            float(energy_fn(MODEL, 9)(THETA, batch)), rel=1e-5
+        )
+        drawn.append(tuple(np.asarray(view.grad(THETA, step)).tolist()))
+    assert len(set(drawn)) == 2
+    np.testing.assert_allclose(view.full_grad(THETA), by_numpy(np.arange(2, 7)), rtol=1e-5)
+
+
+def test_a_model_that_draws_at_random_has_the_secret_key_of_the_step():
+    @fald.models.takes_key
+    def drawing(theta, row, key):
+        return jax.random.normal(key) + 0 * jnp.sum(theta)
+
+    noisy = fald.Model(lambda theta: jnp.zeros(()), drawing, jnp.zeros(2))
+    view, _ = seen(model=noisy)
+    energies = [float(view.energy(THETA, step)) for step in (0, 0, 1)]
+    assert energies[0] == energies[1] != energies[2]
+
+
+# -- costs ----------------------------------------------------------------------------------------------
+
+
+def run_of(cost, *, scheme=None, batch_size=None, sizes=(4, 10, 7), chains=2):
+    method = SimpleNamespace(cost=lambda dim: cost, about=SimpleNamespace(batch_size=batch_size))
+    data = SimpleNamespace(num_clients=len(sizes), sizes=np.array(sizes))
+    model = SimpleNamespace(dim=3)
+    return SimpleNamespace(
+        method=method, data=data, model=model, num_chains=chains, participation=scheme or full()
+    )
+
+
+EACH, ONCE = Spent(1, 12, 20, 5, 1), Spent(2, 100, 200, 0, 3)
+
+
+def test_where_all_take_part_rounds_say_what_a_run_has_cost():
+    run = run_of(Cost(EACH, ONCE), batch_size=6)
+    assert costs.start(run) == ()
+    assert costs.count((), None, (), 3) == ()
+    found = costs.totals(run, (), 10)
+    assert found["rounds"].tolist() == [12, 12]
+    assert found["bytes_up"].tolist() == [[220] * 3] * 2
+    assert found["bytes_down"].tolist() == [[400] * 3] * 2
+    assert found["gradients"].tolist() == [[10 * 6 + 3] * 3] * 2
+    # batches of six rows, or of all that there are; and all rows where those are asked for
+    assert found["row_gradients"][0].tolist() == [50 * b + 13 * n for b, n in ((4, 4), (6, 10), (6, 7))]
+    whole = costs.totals(run_of(Cost(EACH, ONCE)), (), 10)
+    assert whole["row_gradients"][1].tolist() == [63 * 4, 63 * 10, 63 * 7]
+
+
+def test_drawn_clients_pay_for_the_rounds_they_took_part_in():
+    run = run_of(Cost(EACH), scheme=with_replacement(2))
+    tally = costs.start(run)
+    assert tally.shape == (3, 2)
+    rounds = (([0, 2], [1, 1]), ([0, 0], [2, 1]))  # by chain; a weight of zero is an empty slot
+    weights = (([0.5, 0.5], [1.0, 0.0]), ([1.0, 0.0], [0.5, 0.5]))
+    for client, weight in zip(rounds, weights):
+        tally = costs.count(tally, Drawn(jnp.array(client), jnp.array(weight)), (), 3)
+    assert np.asarray(tally).tolist() == [[2, 0], [0, 2], [1, 1]]
+    found = costs.totals(run, tally, 2)
+    assert found["rounds"].tolist() == [2, 2]
+    assert found["gradients"].tolist() == [[12, 0, 6], [0, 12, 6]]
+
+
+def test_what_uploads_say_is_summed_beyond_one_word():
+    run = run_of(Cost(), chains=1)
+    tally = costs.start(run)
+    assert isinstance(tally, Spent)
+    drawn = Drawn(jnp.array([[0, 1, 2]]), jnp.array([[0.2, 0.8, 0.0]]))
+    most = 2**32 - 5
+    for _ in range(3):
+        spent = Spent(jnp.full((3, 1), 1), jnp.array([[most], [7], [9]], jnp.uint32), 3, 2, 0)
+        tally = costs.count(tally, drawn, spent, 3)
+    found = costs.totals(run, tally, 3)
+    assert found["rounds"].tolist() == [3]
+    name = Spent._fields[1]
+    assert found[name].tolist() == [[3 * most, 21, 0]]
+    assert found["gradients"].tolist() == [[6, 6, 0]]
