@@ -105,8 +105,8 @@ def fewest_rounds(
     >>> best.setting.local_steps, best.predicted.bias <= 0.05, best.predicted.sd_error <= 0.05
     (4, True, True)
     >>> from fald.settings.schedules import polynomial
-    >>> falling = fewest_rounds(problem, Goal(num_chains=4), local_steps=[4], step_size=polynomial(1.0, 400))
-    >>> falling.best.num_rounds < 1000, falling.best.predicted.sd_error <= 0.05
+    >>> falling = fewest_rounds(problem, Goal(ess=600), local_steps=[4], step_size=polynomial(1.0, 400)).best
+    >>> falling.num_rounds < 2000, falling.predicted.sd_error <= 0.05
     (True, True)
     """
     goal = Goal() if goal is None else goal
