@@ -16,7 +16,7 @@ import helpers
 from fald import gaussian, planner
 from fald.calculus import mode as prepare
 from fald.core.errors import ConfigError
-from fald.planner import Goal, Problem, Setting
+from fald.planner import Goal, Problem, Setting, scheduled
 from fald.privacy import RunSettings
 from fald.privacy.events import step_noise
 from fald.report import plan as plan_report
@@ -424,4 +424,90 @@ def test_a_schedule_that_is_constant_has_the_law_of_the_constant_step():
     with pytest.raises(ConfigError, match="has no limit"):
         planner.predict(problem, replace(constant, step_size=same))
     with pytest.raises(ConfigError, match="chooses the step size"):
-        planner.fewest_rounds(problem, step_size=same)
+        planner.fewest_rounds(problem, step_size=0.05)
+
+
+def held_for_ever(step=1.0):
+    """A schedule that never changes."""
+    return fald.schedules.piecewise([(0, step), (50, step)])
+
+
+def test_a_plan_with_a_schedule_that_is_constant_is_that_of_the_constant_step():
+    problem = Problem.from_gaussian(*federation(), start=[2.0, 2.0])
+    goal = Goal(0.2, 0.2, ess=200, num_chains=4, ess_per_chain=0)
+    usual, found = (
+        planner.fewest_rounds(problem, goal, local_steps=[3], step_size=s).best
+        for s in (None, held_for_ever())
+    )
+    assert found.num_rounds == pytest.approx(usual.num_rounds, rel=0.08)
+    assert float(found.setting.step_size(0)) == pytest.approx(usual.setting.step_size, rel=0.2)
+    most = planner.best_accuracy(problem, 400, goal, local_steps=[2], step_size=held_for_ever()).best
+    wanted = planner.best_accuracy(problem, 400, goal, local_steps=[2]).best
+    assert most.predicted.sd_error == pytest.approx(wanted.predicted.sd_error, rel=0.15)
+    assert most.ess >= 200
+    # the twin: a schedule that falls is another run
+    twin = planner.fewest_rounds(
+        problem, goal, local_steps=[3], step_size=fald.schedules.polynomial(1.0, 300)
+    ).best
+    assert abs(twin.num_rounds / usual.num_rounds - 1) > 0.2
+
+
+def test_effective_draws_are_those_of_all_covariances_between_rounds():
+    problem, goal = Problem.from_gaussian(*federation(), start=[2.0, 2.0]), Goal()
+    setting = Setting(3, fald.schedules.cosine(0.05, 60, last=0.005), participation=SCHEMES["I"])
+    found = scheduled.course(problem, setting, goal, 30)
+    joint = np.zeros((20, 20, 2, 2))
+    for i in range(20):
+        joint[i, i] = found.covariance[11 + i]
+        for j in range(i + 1, 20):
+            joint[i, j] = joint[i, j - 1] @ found.maps[10 + j].T
+            joint[j, i] = joint[i, j].T
+    summed, alone = np.diag(joint.sum((0, 1))), np.diag(np.einsum("iipq->pq", joint))
+    assert found.effective(10)[-1] == pytest.approx(20 * (alone / summed).min())
+    still = scheduled.course(problem, replace(setting, step_size=held_for_ever(0.05)), goal, 2000)
+    time = planner.chain(problem, replace(setting, step_size=0.05)).autocorrelation_time().max()
+    assert still.effective(500)[-1] == pytest.approx(1500 / time, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        fald.schedules.paper_decay(40.0, 0.3),
+        fald.schedules.polynomial(1.0, 100),
+        pytest.param(fald.schedules.cosine(1.0, 600, last=0.2), marks=pytest.mark.slow),
+        fald.schedules.warm_up(30, 1.0),
+        pytest.param(
+            fald.schedules.piecewise([(0, 1.0), (100, fald.schedules.cosine(0.5, 200, last=0.1))]),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=lambda schedule: type(schedule).__name__,
+)
+def test_a_planned_run_with_a_schedule_meets_the_goal_in_every_kept_round(schedule):
+    problem = Problem.from_gaussian(*federation(), start=[2.0, 2.0])
+    goal = Goal(0.2, 0.2, ess=100, num_chains=4, ess_per_chain=0)
+    best = planner.fewest_rounds(problem, goal, local_steps=[2], step_size=schedule).best
+    kept = planner.trajectory(problem, best.setting, range(best.num_warmup, best.num_rounds + 1))
+    assert max(kept.bias.max(), kept.sd_error.max()) <= 0.2
+    assert max(best.predicted.bias, best.predicted.sd_error) == pytest.approx(
+        max(kept.bias.max(), kept.sd_error.max()), rel=1e-6
+    )
+    assert best.ess >= 100
+    (early,) = zip(*planner.trajectory(problem, best.setting, [best.num_warmup - 1])[2:])
+    assert max(early) > 0.2  # the twin: one round sooner it is not met
+    factor = float(best.setting.step_size(7)) / float(schedule(7))
+    for k in (0, 50, 250, 5000):
+        assert float(best.setting.step_size(k)) == pytest.approx(factor * float(schedule(k)), rel=1e-5)
+
+
+def test_schedules_that_do_not_serve_are_named():
+    problem = Problem.from_gaussian(*federation(), start=[2.0, 2.0])
+    own, phases = (lambda k: 0.1), fald.schedules.in_phases([fald.schedules.Phase(4, 0.1, draws=1)], 2)[0]
+    with pytest.raises(ConfigError, match="chooses the step size"):
+        planner.fewest_rounds(problem, step_size=own)
+    with pytest.raises(ConfigError, match="can be multiplied"):
+        planner.fewest_rounds(problem, local_steps=[1], step_size=phases)
+    with pytest.raises(ConfigError, match="num-rounds = 20 do not give 150 effective draws per chain"):
+        planner.best_accuracy(problem, 20, local_steps=[1], step_size=held_for_ever())
+    with pytest.raises(ConfigError, match="batch-size must be None"):
+        planner.fewest_rounds(problem, local_steps=[1], step_size=held_for_ever(), batch_size=5)

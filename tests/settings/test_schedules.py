@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +18,7 @@ from fald.settings.schedules import OwnFunction, check_schedule, from_record, is
 
 DATA = fald.FederatedData.from_arrays({"a": np.ones((6, 1)), "b": np.zeros((4, 1)), "c": np.zeros((5, 1))})
 MODEL = fald.models.gaussian_location([[1.0]])
+READ = fald.FederatedData.from_read(lambda client, index: np.ones((len(index), 1)), {"a": 99, "b": 99})
 ALL = {
     "paper": schedules.paper_decay(10.0, 1.0),
     "polynomial": schedules.polynomial(0.01, 5.0),
@@ -239,32 +244,90 @@ def test_functions_that_see_what_may_change_are_equal_to_themselves_alone(monkey
     assert OwnFunction(one) != OwnFunction(Called())
 
 
-@pytest.mark.slow
-def test_what_is_compiled_again():
-    def made(scale):
-        return lambda step: scale / (10.0 + step)
+def made(scale):
+    return lambda step: scale / (10.0 + step)
 
-    sampled(0.01)
-    sampled(schedules.cosine(0.01, 20, last=0.001))
-    sampled(made(0.1))
-    again = [
-        lambda: sampled(0.02, local_steps=7, temperature=0.5),
-        lambda: sampled(schedules.cosine(0.02, 30, last=0.002)),
-        lambda: sampled(schedules.cyclical(0.02, 5, last=0.002), local_steps=5),
-        lambda: sampled(made(0.1)),
-        lambda: sampled(0.01, num_rounds=9, num_warmup=2, thinning=3),
-    ]
-    drawn = {"participation": fald.without_replacement(2, allow_unequal=True)}
-    cycle = [schedules.Phase(2, 0.01, temperature=0.0), schedules.Phase(2, 0.01, draws=1)]
-    sampled(0.01, **drawn)
-    in_phases(cycle)
-    longer = [schedules.Phase(3, 0.03, temperature=0.5), schedules.Phase(5, 0.01, 0.002, draws=1)]
-    again += [lambda: sampled(0.02, correlation=0.0, local_steps=4, **drawn), lambda: in_phases(longer)]
-    assert compilations(again) == 0
-    # twins: what shapes the computation is compiled, such as a composition that no other test here has
-    other = schedules.warm_up(2, schedules.polynomial(0.01, 5.0))
-    assert compilations([lambda: sampled(other)]) > 0
-    assert compilations([lambda: sampled(0.01, batch_size=2)]) > 0
-    assert compilations([lambda: sampled(0.01, participation=fald.with_replacement(2))]) > 0
-    assert compilations([lambda: sampled(0.01, participation=fald.with_replacement(3))]) > 0
-    assert compilations([lambda: in_phases(3 * cycle)]) > 0
+
+def other_clients(*sizes):
+    return fald.FederatedData.from_arrays({name: np.ones((n, 1)) for name, n in zip("abcd", sizes)})
+
+
+COSINE, WARM = schedules.cosine(0.01, 20, last=0.001), schedules.warm_up(2, schedules.polynomial(0.01, 5.0))
+TWO, CYCLE = fald.with_replacement(2), [schedules.Phase(2, 0.01), schedules.Phase(2, 0.01, draws=1)]
+LONGER = [schedules.Phase(3, 0.03, temperature=0.5), schedules.Phase(5, 0.01, 0.002, draws=1)]
+# of each row of the table in docs/how-to/networks.md: settings of runs, and how many programs they need
+COMPILED = {
+    "K, η, τ > 0, 0 < ρ < 1, clipping norm, rounds, warm-up, thinning, seed": [
+        ([{}, {"local_steps": 7}, {"step_size": 0.02}, {"temperature": 0.5}, {"rng_key": 2}], 1),
+        ([{}, {"num_rounds": 9}, {"num_rounds": 9, "num_warmup": 2, "thinning": 3}], 1),
+        ([{"correlation": 0.3}, {"correlation": 0.9, "local_steps": 5}], 1),
+        ([{"clip_norm": 1.0}, {"clip_norm": 2.0}], 1),
+    ],
+    "numbers of a schedule of `fald.schedules`, lengths and temperatures of phases": [
+        (
+            [{"step_size": COSINE}, {"step_size": schedules.cyclical(0.02, 5, last=0.002), "local_steps": 5}],
+            1,
+        ),
+        ([{"phases": CYCLE}, {"phases": LONGER}], 1),
+    ],
+    "another kind of schedule, or another composition": [
+        ([{}, {"step_size": COSINE}, {"step_size": WARM}, {"step_size": 0.02}], 3),
+    ],
+    "a function of your own": [
+        ([{"step_size": made(0.1)}, {"step_size": made(0.1)}, {"step_size": made(0.2)}], 2),
+    ],
+    "participants S, batch b, chains, number and sizes of clients": [
+        ([{"participation": TWO}, {"participation": fald.with_replacement(3)}], 2),
+        ([{"batch_size": 2}, {"batch_size": 3}, {}], 3),
+        ([{"num_chains": 2}, {"num_chains": 3}], 2),
+        ([{"data": other_clients(6, 4, 5)}, {"data": other_clients(6, 4, 5, 5)}], 2),
+        ([{"data": other_clients(6, 4, 5)}, {"data": other_clients(6, 4, 7)}], 2),
+    ],
+    "ρ = 0, 0 < ρ < 1 or ρ = 1; τ = 0 or not; clipping or not": [
+        ([{"correlation": rho} for rho in (0.0, 0.5, 1.0, 0.0)], 3),
+        ([{}, {"temperature": 0.0}, {"temperature": 0.0, "step_size": 0.02}], 2),
+        ([{}, {"clip_norm": 1.0}, {"clip_norm": None}], 2),
+    ],
+    "the model or its shapes": [([{}, {"model": dataclasses.replace(MODEL)}], 2)],
+    "number of phases or of their draws": [
+        ([{"phases": CYCLE}, {"phases": 3 * CYCLE}], 2),
+        ([{"phases": 2 * CYCLE}, {"phases": [*CYCLE, *LONGER, *CYCLE[:1], *CYCLE[:1], *CYCLE]}], 2),
+    ],
+    "of rows that a function reads: K, b, S, chains": [
+        ([{"data": READ, "batch_size": 2, "local_steps": K} for K in (3, 4)], 1),
+        ([{"data": READ, "batch_size": 2, "local_steps": K} for K in (1, 4)], 2),
+    ],
+}
+
+
+def run_once(model, changes):
+    given = {"rng_key": 1, "model": model, "data": DATA, "step_size": 0.01, "num_rounds": 4} | changes
+    if "phases" in changes:
+        given = {k: v for k, v in given.items() if k not in ("step_size", "num_rounds")}
+    settings = {"local_steps": 3, "num_chains": 2, "progress": False, "step_check": False}
+    return fald.sample(given.pop("rng_key"), given.pop("model"), given.pop("data"), **{**settings, **given})
+
+
+CASES = [(row, *case) for row, cases in COMPILED.items() for case in cases]
+QUICK = ([{}, {"local_steps": 7}], [{}, {"temperature": 0.0}], [{"num_chains": 2}, {"num_chains": 3}])
+
+
+@pytest.mark.parametrize(
+    ("row", "runs", "programs"),
+    [pytest.param(*case, marks=[] if case[1][:2] in QUICK else [pytest.mark.slow]) for case in CASES],
+)
+@pytest.mark.filterwarnings("ignore:batch-size")
+def test_what_is_compiled_again(row, runs, programs):
+    model = dataclasses.replace(MODEL)  # nothing compiled before counts
+    assert compilations([functools.partial(run_once, model, changes) for changes in runs]) == programs
+
+
+def test_the_table_of_what_is_compiled_again_is_the_documented_one():
+    page = (Path(fald.__file__).parents[2] / "docs/how-to/networks.md").read_text()
+    table = page.split("| what changes between two runs | compiled again |\n|---|---|\n")[1].split("\n\n")[0]
+    found = {cells[1].strip(): cells[2].strip() for cells in (line.split("|") for line in table.splitlines())}
+    assert list(found) == list(COMPILED)
+    for row, cases in COMPILED.items():
+        # what the page calls free is free in every case, and what it does not is compiled in some
+        again = max(programs for _, programs in cases) > 1
+        assert again == (found[row] != "no"), row

@@ -126,6 +126,13 @@ def _each(function: Callable, rows: PyTree) -> PyTree:
     return jax.tree.map(function, rows, is_leaf=lambda leaf: isinstance(leaf, Split))
 
 
+class Fetched(NamedTuple):
+    """Some of the rows, and their numbers among all in ascending order; what is drawn must be among them."""
+
+    number: jax.Array | np.ndarray
+    rows: PyTree
+
+
 class Rows(NamedTuple):
     """Where one client's rows are in the flat storage of all."""
 
@@ -155,16 +162,23 @@ class Rows(NamedTuple):
 
         ``always_full`` says that no client has fewer rows, so that nothing needs a mask.
         """
-        most = _num_rows(self.flat)
-        index = choose_without_replacement(rng_key, self.size, batch_size, step, most=most)
+        index = self.chosen(rng_key, step, batch_size)
         if always_full:
             return Batch(self._taken(index), None, jnp.asarray(batch_size))
         mask = jnp.arange(batch_size) < self.size
         count = jnp.minimum(self.size, batch_size)
         return Batch(self._taken(jnp.minimum(index, self.size - 1)), mask, count)
 
+    def chosen(self, rng_key: jax.Array, step, batch_size: int) -> jax.Array:
+        """Numbers within the client of the rows of a batch; where these are too few, others follow."""
+        most = 2**31 if isinstance(self.flat, Fetched) else _num_rows(self.flat)
+        return choose_without_replacement(rng_key, self.size, batch_size, step, most=most)
+
     def _taken(self, index: jax.Array) -> PyTree:
-        return _each(lambda a: _take(a, self.offset + index), self.flat)
+        index, flat = self.offset + index, self.flat
+        if isinstance(flat, Fetched):
+            index, flat = jnp.searchsorted(jnp.asarray(flat.number), index, method="scan_unrolled"), flat.rows
+        return _each(lambda a: _take(a, index), flat)
 
 
 def _scale(total_rows, batch: Batch, dtype) -> jax.Array:
@@ -237,7 +251,7 @@ def client_rows(data: FederatedData, client: int, capacity: int) -> Batch:
     """The first rows of one client, outside compiled code; padded to ``capacity`` under a mask."""
     size = min(int(data.sizes[client]), capacity)
     taken = data.offsets[client] + np.minimum(np.arange(capacity), size - 1)
-    rows = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[taken]), data.rows)
+    rows = jax.tree.map(jnp.asarray, data.take(taken))
     return Batch(rows, jnp.arange(capacity) < size, jnp.asarray(size))
 
 
@@ -332,7 +346,7 @@ def pooled_mode(model: Model, data: FederatedData, theta: jax.Array) -> jax.Arra
     _, rows = affordable(model, data, [0], _DESCENTS)
     most = 2000 if rows == min(_MOST_ROWS, int(data.sizes[0])) else rows
     taken = np.unique(np.linspace(0, data.num_rows - 1, min(data.num_rows, most)).round().astype(int))
-    rows = jax.tree.map(lambda a: jnp.asarray(np.asarray(a)[taken]), data.rows)
+    rows = jax.tree.map(jnp.asarray, data.take(taken))
     energy = energy_fn(model, data.num_rows)
     batch = Batch(rows, None, jnp.asarray(len(taken)))
     down = jax.value_and_grad(lambda t: energy(t, batch))

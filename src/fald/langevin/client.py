@@ -66,21 +66,25 @@ class Visit(NamedTuple):
     round: Any
 
 
+def own_key(visit: Visit, stream: Stream) -> jax.Array:
+    """The key of what only the client may know."""
+    return client_key(stream_key(visit.keys[1], visit.round, stream), visit.client)
+
+
 def client_round(
     setup: Setup, hyper: Mapping[str, Any], rows: Rows, visit: Visit, *, message: PyTree, memory: PyTree
 ) -> Any:
     """What every engine runs at a client: its view of the round, then the method's part of it."""
     model, method = setup.model, setup.method
-    public, secret = visit.keys
     energy, gradient = energy_fn(model, rows.total), gradient_fn(model, rows.total, hyper.get("clip_norm"))
     batch_size = method.about.batch_size
 
-    def own_key(stream: Stream) -> jax.Array:
-        # computed once: without the barrier every number drawn would compute it again
-        return jax.lax.optimization_barrier(client_key(stream_key(secret, visit.round, stream), visit.client))
+    def once(stream: Stream) -> jax.Array:
+        # without the barrier every number drawn would compute the key again
+        return jax.lax.optimization_barrier(own_key(visit, stream))
 
-    batch_key = own_key(Stream.BATCH)
-    model_key = own_key(Stream.MODEL) if model.takes_key else None
+    batch_key = once(Stream.BATCH)
+    model_key = once(Stream.MODEL) if model.takes_key else None
 
     def batch(step):
         if batch_size is None:
@@ -95,13 +99,13 @@ def client_round(
         grad=lambda theta, step: gradient(theta, batch(step)),
         share=share,
         weight=visit.weight,
-        shared_key=stream_key(public, visit.round, Stream.SHARED_NOISE),
-        own_key=own_key(Stream.CLIENT_NOISE),
+        shared_key=stream_key(visit.keys[0], visit.round, Stream.SHARED_NOISE),
+        own_key=once(Stream.CLIENT_NOISE),
         first_step=visit.round * hyper["local_steps"],
         full_grad=lambda theta: gradient(theta, rows.all()),
         hessian=lambda theta: jax.hessian(energy)(theta, rows.all()),
         prior_grad=jax.grad(lambda theta: -model.flat_logprior(theta)),
-        choice_key=own_key(Stream.CLIENT_CHOICE),
+        choice_key=once(Stream.CLIENT_CHOICE),
         client=visit.client,
         num_clients=setup.num_clients,
         round=visit.round,

@@ -73,7 +73,7 @@ def _position(problem: Assignment, engine: Engine, state: RunState, where: tuple
 
 def _client_without_energy(problem: Assignment, clients: list[int], theta: jax.Array) -> int | None:
     data = problem.data
-    if not (data.present and np.isfinite(problem.model.flat_logprior(theta))):
+    if not (data.readable and np.isfinite(problem.model.flat_logprior(theta))):
         return None
     capacity = int(data.sizes[clients].max())
     energy = energy_fn(problem.model, data.num_rows)
@@ -151,7 +151,7 @@ def _step_at(problem: Assignment, round_number: int, *, of_draws: bool = False) 
 
 def shares_energy(problem: Assignment) -> bool:
     """Whether exact numbers about clients' rows are at hand; not in a private run, nor on a federation."""
-    return problem.data.present and problem.method.about.reveals.energy
+    return problem.data.readable and problem.method.about.reveals.energy
 
 
 def worst_curvature(

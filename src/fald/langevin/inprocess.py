@@ -8,6 +8,8 @@ grow with the number of clients. There are two ways to lay out the work, chosen 
   threads of their own, which need not wait for each other.
 - Large clients: each is visited on one thread by a function that uses no other, because one client's
   batch fits the cache of a core and all clients' batches do not.
+
+Of rows that a function reads, those of one round are there, and those of the next are being read.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from fald.core.types import float_dtype
 from fald.langevin import costs as tally
 from fald.langevin.engine import Assignment, Failure
 from fald.langevin.method import Method
+from fald.langevin.reading import Reader, row_dtype
 from fald.langevin.rounds import Given, Layout, Rounds, SizeClass, Tables, row_numbers
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
@@ -99,6 +102,7 @@ class InProcess:
         self._prepared: tuple[Assignment, Given, _Compiled] | None = None
         self._buffers: Any = None
         self._pool: ThreadPoolExecutor | None = None
+        self._reader: Reader | None = None
 
     def init(self, problem: Assignment, positions: jax.Array) -> RunState:
         """State of chains that start at ``positions`` (chains, dim)."""
@@ -116,7 +120,9 @@ class InProcess:
         return tally.totals(problem, state.memory[1], state.round)
 
     def most_rounds(self, problem: Assignment, state: RunState) -> int:
-        """Rounds until the draw buffer of one call is full."""
+        """Rounds until the draw buffer of one call is full; one where rows are read."""
+        if problem.data.read is not None:
+            return 1
         full = problem.num_kept(state.round) + _draw_capacity(problem)
         return max(1, problem.round_of(full - 1) - state.round)
 
@@ -147,7 +153,7 @@ class InProcess:
 
     def _advance_together(self, problem: Assignment, state: RunState, num_rounds: int, num_kept: int):
         """All rounds of a group of chains in one compiled call; the next call takes over its draw buffers."""
-        given, compiled = self._prepare(problem)
+        given, compiled = self._given(problem, state.round), self._prepare(problem)[1]
         groups = compiled.rounds.layout.groups
         buffers, self._buffers = self._buffers or [compiled.buffers() for _ in range(groups)], None
         numbers = (state.round, num_rounds, problem.num_warmup, problem.thinning)
@@ -172,6 +178,7 @@ class InProcess:
         values: Any = ()
         begun = compiled.begin(given.roots, given.tables.offsets, server, np.int32(state.round))
         for r in range(state.round, state.round + num_rounds):
+            given = self._given(problem, r)
             work = (given, begun, memory[0])
             parts = self._on_threads([functools.partial(task, work) for task in compiled.tasks()])
             # the next round begins in the same call, because threads wait for it
@@ -205,9 +212,10 @@ class InProcess:
 
     def locate(self, problem: Assignment, state: RunState, num_rounds: int) -> Failure:
         """Replay round by round until something is not finite."""
-        given, compiled = self._prepare(problem)
+        compiled = self._prepare(problem)[1]
         server, memory = state.server, state.memory
         for r in range(state.round, state.round + num_rounds):
+            given = self._given(problem, r)
             server, memory, uploads, drawn = compiled.one_round(given, (server, memory), np.int32(r))
             bad = ~np.isfinite(np.asarray(uploads.position)) & (np.asarray(drawn.weight) > 0).T[:, :, None]
             if bad.any():
@@ -218,6 +226,18 @@ class InProcess:
                 chain, parameter = (int(i) for i in np.argwhere(~np.isfinite(thetas))[0])
                 return Failure(r + 1, chain, None, parameter)
         raise AssertionError("the replay of a non-finite chunk stayed finite")
+
+    def close(self) -> None:
+        """Wait until nothing is read."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def _given(self, problem: Assignment, round_index: int) -> Given:
+        """What a round is given; rows that are read are those of this round."""
+        given = self._prepare(problem)[0]
+        if self._reader is None:
+            return given
+        return given._replace(tables=given.tables._replace(rows=self._reader.rows(round_index)))
 
     def _prepare(self, problem: Assignment) -> tuple[Given, _Compiled]:
         if self._prepared is None or self._prepared[0] is not problem:
@@ -233,7 +253,10 @@ class InProcess:
             )
             compiled = _compile(rounds, _draw_capacity(problem), str(float_dtype()))
             self._prepared = (problem, Given(tables, numbers, problem.roots), compiled)
-            self._buffers = None
+            self._buffers, self._reader = None, None
+            if problem.data.read is not None:
+                numbers_of = functools.partial(compiled.batches, problem.roots, tables.offsets)
+                self._reader = Reader(problem, numbers_of)
         return self._prepared[1:]
 
 
@@ -258,8 +281,7 @@ def as_device(array: Any) -> jax.Array | Split:
     array = np.asarray(array)
     if array.dtype.kind == "b":
         array = array.view(np.uint8)
-    wanted = float_dtype() if array.dtype.kind == "f" else jax.dtypes.canonicalize_dtype(array.dtype)
-    array = np.ascontiguousarray(array, wanted)
+    array = np.ascontiguousarray(array, row_dtype(array.dtype))
     head = _rows_before_boundary(array) if array.nbytes >= _IN_PLACE_BYTES else 0
     if head == 0:
         return jax.device_put(array)
@@ -297,7 +319,7 @@ def _layout(problem: Assignment, capacities: tuple[int, ...] | None) -> tuple[Ta
         classes[number] = k._replace(together=min(k.members, at_once))
     members = tuple(np.flatnonzero(class_of == k).astype(np.int32) for k in range(len(classes)))
     tables = Tables(
-        rows=jax.tree.map(as_device, data.rows),
+        rows=jax.tree.map(as_device, data.rows) if data.read is None else (),
         offsets=jnp.asarray(data.offsets, jnp.int32),
         class_of=jnp.asarray(class_of, jnp.int32),
         members=tuple(jnp.asarray(m) for m in members),
@@ -345,6 +367,7 @@ class _Compiled(NamedTuple):
     one_round: Any
     begin: Any
     turn: Any
+    batches: Any
     buffers: Callable[[], tuple[jax.Array, ...]]
     tasks: Callable[[], list[Callable]]
 
@@ -434,6 +457,7 @@ def _compile(rounds: Rounds, capacity: int, dtype: str) -> _Compiled:
         jax.jit(rounds.whole, compiler_options=options()),
         jax.jit(rounds.begin, compiler_options=options()),
         jax.jit(turn, donate_argnums=2, compiler_options=options()),
+        jax.jit(rounds.batches, static_argnums=3),
         buffers,
         functools.cache(functools.partial(_tasks, rounds)),
     )

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fald.calculus.gradients import Rows
+from fald.calculus.gradients import Fetched, Rows
 from fald.core.keys import Stream, chain_key, stream_key
 from fald.core.types import PyTree
 from fald.langevin import costs as tally
-from fald.langevin.client import Setup, Visit, client_round
+from fald.langevin.client import Setup, Visit, client_round, own_key
 from fald.langevin.method import Method, Upload
 from fald.langevin.server import Server, drift
 from fald.problem.model import Model
@@ -99,12 +99,17 @@ class ServerRounds:
 
     def begin(self, roots, offsets: jax.Array, server: PyTree, round_index, *, first_chain=0) -> Begun:
         """Who takes part, and what is sent to them."""
+        keys, drawn = self.drawn(roots, offsets, round_index, first_chain)
+        return Begun(keys, drawn, jax.vmap(self.method.broadcast)(server), round_index)
+
+    def drawn(self, roots, offsets: jax.Array, round_index, first_chain=0) -> tuple[Any, Drawn]:
+        """Both keys of each chain, and who takes part; what the chains have come to has no say."""
         chains = first_chain + jnp.arange(self.num_chains)
         keys = jax.tree.map(lambda root: jax.vmap(chain_key, (None, 0))(root, chains), roots)
         drawn = jax.vmap(
             lambda k: draw(self.participation, stream_key(k, round_index, Stream.PARTICIPATION), offsets)
         )(keys[1])
-        return Begun(keys, drawn, jax.vmap(self.method.broadcast)(server), round_index)
+        return keys, drawn
 
     def update(self, hyper, begun: Begun, server: PyTree, uploads: Upload) -> PyTree:
         """New server state from the uploads (slots, chains, …)."""
@@ -139,6 +144,22 @@ class Rounds(ServerRounds):
     def everyone(self) -> bool:
         """Whether all clients take part in every round."""
         return self.participation.scheme == "full"
+
+    def batches(self, roots, offsets: jax.Array, round_index, steps: int) -> jax.Array:
+        """Numbers of the rows in all batches of a round (chains, slots, steps, batch), known before it."""
+        keys, drawn = self.drawn(roots, offsets, round_index)
+        batch_size = self.method.about.batch_size
+        assert batch_size is not None
+
+        def one(own, client, step):
+            offset = offsets[client]
+            rows = Rows(Fetched(offsets, ()), offset, offsets[client + 1] - offset, offsets[-1])
+            key = own_key(Visit(own, client, drawn.weight, round_index), Stream.BATCH)
+            return offset + jnp.minimum(rows.chosen(key, step, batch_size), rows.size - 1)
+
+        of_client = jax.vmap(one, (None, None, 0))
+        of_chain = jax.vmap(of_client, (None, 0, None))
+        return jax.vmap(of_chain, (0, 0, None))(keys, drawn.client, jnp.arange(steps))
 
     def whole(self, given: Given, state: tuple[PyTree, PyTree], round_index, *, first_chain=0):
         """All three parts: server and memory, uploads and participants."""

@@ -22,7 +22,7 @@ from fald.langevin.chains import Asked, Chains
 from fald.langevin.divergence import StepCheck, check_step, step_at_draws
 from fald.langevin.draws import build_tree
 from fald.langevin.engine import Assignment, Engine
-from fald.langevin.fald import fald, private
+from fald.langevin.fald import FALD, fald, private
 from fald.langevin.guard import Guard
 from fald.langevin.inprocess import InProcess
 from fald.langevin.method import Method
@@ -241,6 +241,13 @@ def sample(
     for said in remarks(data, about.batch_size, private=privacy is not None):
         warnings.warn(said, stacklevel=2)
     engine = InProcess() if engine is None else engine
+    if data.read is not None and not (
+        type(method) is FALD and method.batch_size is not None and isinstance(engine, InProcess)
+    ):
+        raise ConfigError(
+            "rows that a function reads are for FA-LD in batches, with all clients in this process",
+            hint="set batch-size, leave out method and engine; or give arrays, which may be mapped",
+        )
     positions = _start(model, initial_position, num_chains)
     answers: dict[str, Any] = {}
     if about.reveals.preparation:
@@ -295,7 +302,11 @@ def sample(
         chains.remark = f", step × curvature {found[0].product:.2g}"
     if not about.point_estimate:
         chains.settling = functools.partial(settling, model)
-    loop.run(chains, checkpoint=checkpoint, description=description, journal=notes, progress=progress)
+    try:
+        loop.run(chains, checkpoint=checkpoint, description=description, journal=notes, progress=progress)
+    finally:
+        if isinstance(engine, InProcess):
+            engine.close()
     return chains.draws()
 
 

@@ -19,7 +19,7 @@ from fald import theory
 from fald.core.errors import ConfigError
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
 from fald.settings.participation import full
-from fald.settings.schedules import step_sizes_at
+from fald.settings.schedules import scaled, step_sizes_at
 from fald.theory import gaussian
 from fald.theory.gaussian import Law
 from fald.theory.measured import Measured
@@ -110,13 +110,13 @@ def predict(problem: Problem, setting: Setting, num_rounds: float = math.inf) ->
     if math.isinf(num_rounds):
         raise ConfigError("a schedule has no limit: give num-rounds")
     rounds = int(num_rounds)
-    path, posterior = _followed(problem, setting, rounds)
+    path, posterior = followed(problem, setting, rounds)
     sd = np.sqrt(np.diagonal(posterior.covariance))
     place = Law(path.mean[-1], path.covariance[-1])
     shifts = place.mean / sd
     sd_errors = np.sqrt(np.maximum(np.diagonal(place.covariance), 0)) / sd - 1
     # the law is affine in the start: what is left of it is the difference of two means
-    left = np.abs(path.mean - _followed(replace(problem, start=0 * problem.start), setting, rounds)[0].mean)
+    left = np.abs(path.mean - followed(replace(problem, start=0 * problem.start), setting, rounds)[0].mean)
     behind = np.flatnonzero((left / sd).max(axis=1) > _FORGOTTEN.bias)
     end = float(step_sizes_at(setting.step_size, np.array([max(rounds * setting.local_steps - 1, 0)]))[0])
     last = chain(problem, replace(setting, step_size=end))
@@ -156,7 +156,7 @@ def trajectory(problem: Problem, setting: Setting, num_rounds: Iterable[int]) ->
     return Trajectory(rounds, w2, *errors.T)
 
 
-def _followed(problem: Problem, setting: Setting, num_rounds: int) -> tuple[Law, Law]:
+def followed(problem: Problem, setting: Setting, num_rounds: int) -> tuple[Law, Law]:
     """Law of every round of a run whose steps change, and the posterior, from local Gaussian models."""
     s = setting
     if s.batch_size is not None:
@@ -185,7 +185,7 @@ def _followed(problem: Problem, setting: Setting, num_rounds: int) -> tuple[Law,
 
 def _scheduled(problem: Problem, setting: Setting, rounds: Array) -> Trajectory:
     """Errors along a run whose steps change."""
-    found, (_, posterior) = _followed(problem, setting, int(rounds.max(initial=0)))
+    found, (_, posterior) = followed(problem, setting, int(rounds.max(initial=0)))
     sd, means, joint = np.sqrt(np.diagonal(posterior)), found.mean[rounds], found.covariance[rounds]
     w2 = [float(gaussian.wasserstein2(m, c, np.zeros_like(m), posterior)) for m, c in zip(means, joint)]
     sds = np.sqrt(np.maximum(np.diagonal(joint, axis1=1, axis2=2), 0))
@@ -233,8 +233,8 @@ def guarantee(problem: Problem, setting: Setting, num_rounds: float, epsilon: fl
     return Guarantee(**found, reason="; ".join(reasons))
 
 
-def what_if(problem: Problem, setting: Setting) -> dict[str, float]:
-    """Error in the limit, max of bias and sd error, of a setting (``"as it is"``) and of changes to it."""
+def what_if(problem: Problem, setting: Setting, num_rounds: float = math.inf) -> dict[str, float]:
+    """Error after some rounds, or in the limit: max of bias and sd error, of a setting and changes to it."""
     s, changes = setting, {"as it is": setting}
     if s.local_steps > 1:
         changes["local-steps = 1"] = replace(s, local_steps=1)
@@ -246,12 +246,9 @@ def what_if(problem: Problem, setting: Setting) -> dict[str, float]:
         changes["full participation"] = replace(s, participation=full())
         if s.noise == "paper":
             changes['noise = "realised"'] = replace(s, noise="realised")
-    changes["half the step-size"] = replace(s, step_size=s.step_size / 2)
-    found = {}
-    for name, changed in changes.items():
-        law = chain(problem, changed)
-        found[name] = float(max(np.abs(e).max() for e in law.errors(law.stationary)))
-    return found
+    changes["half the step-size"] = replace(s, step_size=scaled(s.step_size, 0.5))
+    at = {name: predict(problem, changed, num_rounds) for name, changed in changes.items()}
+    return {name: max(found.bias, found.sd_error) for name, found in at.items()}
 
 
 def errors_at(problem: Problem, law: Chain, num_rounds: float) -> Prediction:

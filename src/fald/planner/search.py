@@ -23,9 +23,11 @@ from fald.calculus.sums import MAX_DIM
 from fald.core.errors import ConfigError, FaldError
 from fald.core.threads import one_thread
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
-from fald.planner.predict import Guarantee, Prediction, errors_at, guarantee, what_if
+from fald.planner.predict import Guarantee, Prediction, errors_at, followed, guarantee, predict, what_if
+from fald.planner.scheduled import Run, best_of, fewest, peak
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
+from fald.settings.schedules import is_data, scaled
 from fald.theory.measured import constants
 
 LOCAL_STEPS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80)
@@ -70,7 +72,12 @@ class Plan:
 
 @one_thread
 def fewest_rounds(
-    problem: Problem, goal: Goal | None = None, *, local_steps: Sequence[int] = LOCAL_STEPS, **fixed: Any
+    problem: Problem,
+    goal: Goal | None = None,
+    *,
+    local_steps: Sequence[int] = LOCAL_STEPS,
+    step_size: Callable | None = None,
+    **fixed: Any,
 ) -> Plan:
     """Run that meets a goal in the fewest rounds; refused where no step size up to 1/L meets it.
 
@@ -80,6 +87,10 @@ def fewest_rounds(
         The local models, and what to reach.
     local_steps
         Numbers of local steps to try; the step size is searched for each.
+    step_size
+        A schedule of ``fald.schedules`` instead of a constant step: what it is multiplied by is searched. Its
+        errors are those of the exact law with η_j, without batches and terms of third order; it may take
+        4,096 rounds. All rounds after the warm-up are draws.
     **fixed
         Other fields of ``Setting``: correlation, participation, noise, temperature, batch_size.
 
@@ -93,8 +104,14 @@ def fewest_rounds(
     >>> best = fewest_rounds(problem, Goal(num_chains=4), local_steps=[1, 2, 4]).best
     >>> best.setting.local_steps, best.predicted.bias <= 0.05, best.predicted.sd_error <= 0.05
     (4, True, True)
+    >>> from fald.settings.schedules import polynomial
+    >>> falling = fewest_rounds(problem, Goal(ess=600), local_steps=[4], step_size=polynomial(1.0, 400)).best
+    >>> falling.num_rounds < 2000, falling.predicted.sd_error <= 0.05
+    (True, True)
     """
     goal = Goal() if goal is None else goal
+    if step_size is not None:
+        return _scheduled(problem, goal, _likes(problem, local_steps, fixed), step_size)
 
     def cost(law: Chain) -> float:
         arrival = law.arrival(goal)
@@ -108,13 +125,7 @@ def fewest_rounds(
 
     likes = _likes(problem, local_steps, fixed)
     plan = _search(problem, goal, likes, cost=cost, shape=shape, merit=lambda c: c.num_rounds)
-    if plan is None:
-        raise ConfigError(
-            f"no step size gives bias ≤ {goal.bias:g}, sd-error ≤ {goal.sd_error:g} and W2 ≤ {goal.w2:g} "
-            f"with local-steps in {list(local_steps)}",
-            hint="allow more error, raise the correlation, or let more devices take part",
-        )
-    return plan
+    return _found(plan, goal, likes)
 
 
 @one_thread
@@ -124,13 +135,14 @@ def best_accuracy(
     goal: Goal | None = None,
     *,
     local_steps: Sequence[int] = LOCAL_STEPS,
+    step_size: Callable | None = None,
     **fixed: Any,
 ) -> Plan:
     """Most accurate run of a given length; refused where it does not suffice for the draws.
 
     Parameters
     ----------
-    problem, local_steps, fixed
+    problem, local_steps, step_size, fixed
         As in ``fewest_rounds``.
     num_rounds
         Rounds in total, warm-up included.
@@ -145,6 +157,8 @@ def best_accuracy(
     True
     """
     goal = Goal() if goal is None else goal
+    if step_size is not None:
+        return _scheduled(problem, goal, _likes(problem, local_steps, fixed), step_size, num_rounds)
 
     def spare(law: Chain) -> tuple[int, int]:
         thinning, kept = _draws(law, goal)
@@ -165,12 +179,7 @@ def best_accuracy(
 
     likes = _likes(problem, local_steps, fixed)
     plan = _search(problem, goal, likes, cost=cost, shape=shape, merit=merit)
-    if plan is None:
-        raise ConfigError(
-            f"num-rounds = {num_rounds} do not give {goal.draws:.0f} effective draws per chain",
-            hint="more rounds, more chains, more local steps, or fewer effective draws",
-        )
-    return plan
+    return _found(plan, goal, likes, num_rounds)
 
 
 @one_thread
@@ -182,6 +191,7 @@ def plan(
     num_rounds: int | None = None,
     local_steps: Sequence[int] = LOCAL_STEPS,
     start: ArrayLike | None = None,
+    step_size: Callable | None = None,
     **fixed: Any,
 ) -> Plan:
     """Plan a run on a model and its clients: find the mode, measure the constants, search.
@@ -192,7 +202,7 @@ def plan(
         The model, the rows of each client, and where chains start.
     goal, num_rounds
         What to reach; with ``num_rounds``, the best that so many rounds give.
-    local_steps, fixed
+    local_steps, step_size, fixed
         As in ``fewest_rounds``.
 
     Notes
@@ -215,9 +225,10 @@ def plan(
     else:
         problem, exchanges = local_models(model, data, Setting(1, 1.0, **fixed), start=start)
     if num_rounds is None:
-        chosen = fewest_rounds(problem, goal, local_steps=local_steps, **fixed)
+        chosen = fewest_rounds(problem, goal, local_steps=local_steps, step_size=step_size, **fixed)
     else:
-        chosen = best_accuracy(problem, num_rounds, goal, local_steps=local_steps, **fixed)
+        searched = {"local_steps": local_steps, "step_size": step_size}
+        chosen = best_accuracy(problem, num_rounds, goal, **searched, **fixed)
     return replace(chosen, num_exchanges=exchanges)
 
 
@@ -262,10 +273,6 @@ def _draws(law: Chain, goal: Goal) -> tuple[int, int]:
 
 def _likes(problem: Problem, local_steps: Sequence[int], fixed: dict[str, Any]) -> list[Setting]:
     """A setting for every number of local steps, valid apart from its step size."""
-    if "step_size" in fixed:
-        raise ConfigError(
-            "a plan chooses the step size", hint="planner.predict says what a schedule leads to"
-        )
     likes = [Setting(int(K), problem.largest_step, **fixed) for K in local_steps]
     for like in likes:
         chain_possible(problem, like)
@@ -302,10 +309,72 @@ def _search(problem: Problem, goal: Goal, likes: list[Setting], *, cost, shape, 
     good = [c for c in candidates if c.predicted is not None]
     if not good:
         return None
-    merits = [merit(c) for c in good]
-    # fewer local steps where they cost next to nothing: less to compute, and less to go wrong
-    best = next(c for c, m in zip(good, merits) if m <= 1.02 * min(merits))
+    best = _cheapest(good, [merit(c) for c in good])
     return Plan(best, tuple(candidates), goal, problem, what_if(problem, best.setting))
+
+
+def _cheapest(good: list[Candidate], merits: list[float]) -> Candidate:
+    # fewer local steps where they cost next to nothing: less to compute, and less to go wrong
+    return next(c for c, m in zip(good, merits) if m <= 1.02 * min(merits))
+
+
+def _found(plan: Plan | None, goal: Goal, likes: list[Setting], num_rounds: int | None = None) -> Plan:
+    """The plan, or an error that says what cannot be reached."""
+    if plan is None and num_rounds is None:
+        raise ConfigError(
+            f"no step size gives bias ≤ {goal.bias:g}, sd-error ≤ {goal.sd_error:g} and W2 ≤ {goal.w2:g} "
+            f"with local-steps in {[like.local_steps for like in likes]}",
+            hint="allow more error, raise the correlation, or let more devices take part",
+        )
+    if plan is None:
+        raise ConfigError(
+            f"num-rounds = {num_rounds} do not give {goal.draws:.0f} effective draws per chain",
+            hint="more rounds, more chains, more local steps, or fewer effective draws",
+        )
+    return plan
+
+
+def _scheduled(
+    problem: Problem, goal: Goal, likes: list[Setting], schedule: Any, num_rounds: int | None = None
+) -> Plan:
+    """The best multiple of a schedule."""
+    if not is_data(schedule):
+        raise ConfigError(
+            "a plan chooses the step size", hint="give a schedule of fald.schedules, or leave step-size out"
+        )
+    high, found = problem.largest_step / peak(schedule), []
+    for like in likes:
+        followed(problem, replace(like, step_size=scaled(schedule, 1e-3 * high)), 1)  # what it has no law for
+
+        def run(factor: float, like: Setting = like) -> Run | None:
+            setting = replace(like, step_size=scaled(schedule, factor))
+            try:
+                if num_rounds is None:
+                    return fewest(problem, setting, goal)
+                return best_of(problem, setting, goal, num_rounds)
+            except ConfigError:
+                return None
+
+        def judged(factor: float, run: Callable = run) -> float:
+            found = run(factor)
+            return math.inf if found is None else found.cost
+
+        factor = _down(_least(judged, high, high))  # steps that fall are to begin large
+        setting, best = replace(like, step_size=scaled(schedule, factor)), run(factor)
+        guaranteed = Guarantee(reason="the bounds are for constant step sizes")
+        if best is None or best.ess < goal.draws:
+            none = replace(guaranteed, reason="no multiple of the schedule will do")
+            found.append((Candidate(setting, 0, 0, 1, 0.0, None, none), math.inf))
+            continue
+        predicted = predict(problem, setting, best.worst)
+        counts = best.num_rounds, best.num_warmup, 1, goal.num_chains * best.ess
+        found.append((Candidate(setting, *counts, predicted, guaranteed), best.cost))
+    good = [(c, cost) for c, cost in found if c.predicted is not None]
+    if not good:
+        return _found(None, goal, likes, num_rounds)
+    chosen = _cheapest(*map(list, zip(*good)))
+    others = what_if(problem, chosen.setting, chosen.num_rounds)
+    return Plan(chosen, tuple(c for c, _ in found), goal, problem, others)
 
 
 def chain_possible(problem: Problem, like: Setting) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ class FederatedData:
         (features, 2) lower and upper bound of every feature, enforced by ``bounded``; None: no bound.
     part
         Whether these are one site's rows of a larger whole, which may lack what the whole must have.
+    read
+        What reads rows that are not in memory, see ``from_read``.
 
     Examples
     --------
@@ -69,6 +72,7 @@ class FederatedData:
     target: str = ""
     bounds: np.ndarray | None = None
     part: bool = False
+    read: Callable[[str, np.ndarray], PyTree] | None = None
 
     def __post_init__(self):
         offsets = np.asarray(self.offsets)
@@ -96,8 +100,47 @@ class FederatedData:
 
     @property
     def present(self) -> bool:
-        """Whether the rows are here; those of a federation stay at the sites, and only shapes are known."""
+        """Whether the rows are arrays here; of those of a federation or to read, shapes are known."""
         return not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(self.rows))
+
+    @property
+    def readable(self) -> bool:
+        """Whether rows can be looked at here, as arrays or by ``read``."""
+        return self.present or self.read is not None
+
+    def take(self, index: np.ndarray) -> PyTree:
+        """Some rows, by their numbers among those of all clients."""
+        if self.read is None:
+            return jax.tree.map(lambda a: np.asarray(a)[index], self.rows)
+        wanted, place = np.unique(index, return_inverse=True)
+        ends = np.searchsorted(wanted, self.offsets)
+        parts = [
+            self._read(int(client), wanted[ends[client] : ends[client + 1]] - self.offsets[client])
+            for client in np.flatnonzero(np.diff(ends))
+        ]
+        return jax.tree.map(lambda *own: np.concatenate(own)[place], *parts)
+
+    def _read(self, client: int, index: np.ndarray) -> PyTree:
+        """Rows of one client, by ascending numbers; or an error that names the client."""
+        name = self.names[client]
+        assert self.read is not None
+        try:
+            rows = jax.tree.map(np.asarray, self.read(name, index))
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise DataError(f"rows of client {name!r} could not be read: {said}") from error
+        wanted = jax.tree.map(lambda a: f"{a.dtype}{[len(index), *a.shape[1:]]}", self.rows)
+        found = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", rows)
+        if found != wanted:
+            raise DataError(
+                f"client {name!r}: asked for {len(index)} rows, read gave {found}; expected {wanted}",
+                hint="read(client, index) gives one row for each number, all of the type of the first",
+            )
+        for leaf in jax.tree.leaves(rows):
+            if leaf.dtype.kind == "f" and not np.all(np.isfinite(leaf)):
+                bad = int(np.argmin(np.isfinite(leaf.reshape(len(leaf), -1)).all(1)))
+                raise DataError(f"client {name!r} has a missing or infinite value in row {index[bad]}")
+        return rows
 
     def elsewhere(self, names: Sequence[str], sizes: Sequence[int]) -> FederatedData:
         """Data of these clients with rows like these, which are not here.
@@ -112,7 +155,7 @@ class FederatedData:
         total = int(np.sum(sizes))
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((total, *a.shape[1:]), a.dtype), self.rows)
         offsets = np.concatenate([[0], np.cumsum(sizes)])
-        return replace(self, rows=rows, offsets=offsets, names=tuple(names), part=False)
+        return replace(self, rows=rows, offsets=offsets, names=tuple(names), part=False, read=None)
 
     @property
     def num_clients(self) -> int:
@@ -139,6 +182,8 @@ class FederatedData:
         if name not in self.names:
             raise DataError(f"no client named {name!r}; clients are {', '.join(self.names[:10])}")
         i = self.names.index(name)
+        if not self.present:
+            return self.take(np.arange(self.offsets[i], self.offsets[i + 1]))
         return jax.tree.map(lambda a: a[self.offsets[i] : self.offsets[i + 1]], self.rows)
 
     def bounded(self, lower: Any, upper: Any) -> FederatedData:
@@ -159,7 +204,8 @@ class FederatedData:
         >>> data.bounded(-1, 1).rows[0].ravel().tolist()
         [1.0, 0.5]
         """
-        if not (isinstance(self.rows, tuple) and len(self.rows) == 2 and np.ndim(self.rows[0]) == 2):
+        pair = self.present and isinstance(self.rows, tuple) and len(self.rows) == 2
+        if not (pair and np.ndim(self.rows[0]) == 2):
             raise DataError("bounds need rows (X, y)", hint="build the data from {name: (X, y)} or tables")
         x, y = self.rows
         low, high = (np.broadcast_to(np.asarray(b, float), (x.shape[1],)) for b in (lower, upper))
@@ -171,7 +217,7 @@ class FederatedData:
     def fingerprint(self) -> str:
         """A short hash of names, sizes and rows, to recognise the same data when a run resumes.
 
-        Rows that are elsewhere do not count: each site recognises its own.
+        Rows that are elsewhere do not count: each site recognises its own. Of rows to read some do.
         """
         digest = hashlib.sha256(repr((self.names, self.features, self.target)).encode())
         digest.update(np.ascontiguousarray(self.offsets, np.int64).data)
@@ -180,7 +226,19 @@ class FederatedData:
             digest.update(f"{array.dtype}{array.shape}".encode())
             # a stride bounds the cost on very large data; every row counts up to 2^16 rows
             digest.update(np.ascontiguousarray(array[:: max(1, len(array) >> 16)]).data)
+        digest.update(self._some_read)
         return digest.hexdigest()[:16]
+
+    @cached_property
+    def _some_read(self) -> bytes:
+        """A hash of some of the rows that are read; looked at once, as a later look might fail."""
+        digest = hashlib.sha256()
+        for array in (
+            [] if self.read is None else jax.tree.leaves(self.take(_spread(self.num_rows, _PRINTED)))
+        ):
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return b"" if self.read is None else digest.digest()
 
     @classmethod
     def from_arrays(cls, clients: Mapping[str, PyTree]) -> FederatedData:
@@ -219,6 +277,45 @@ class FederatedData:
             sizes.append(lengths.pop())
         rows = jax.tree.map(lambda *parts: _joined(parts), *[named[n] for n in names])
         return cls(rows, np.concatenate([[0], np.cumsum(sizes)]), names)
+
+    @classmethod
+    def from_read(cls, read: Callable[[str, np.ndarray], PyTree], sizes: Mapping[str, int]) -> FederatedData:
+        """Rows of any format that stay where they are, and are read a round before they are needed.
+
+        Parameters
+        ----------
+        read
+            ``read(client, index)`` gives the rows of a client with these ascending numbers, from 0 on: any
+            pytree of arrays with a leading row axis, of the shapes and types of the first client's first row.
+            It is called once for each client and round, in a thread, never twice at a time.
+        sizes
+            Client -> its number of rows.
+
+        Examples
+        --------
+        >>> data = FederatedData.from_read(lambda client, index: np.ones((len(index), 3)), {"a": 4, "b": 2})
+        >>> data.num_rows, data.rows.shape
+        (6, (6, 3))
+        """
+        if not (callable(read) and sizes):
+            raise DataError("from_read needs a function read(client, index), and {client: number of rows}")
+        counts = _by_text(sizes)
+        names = tuple(sorted(counts))
+        for name in names:
+            if not isinstance(counts[name], int | np.integer) or counts[name] < 1:
+                raise DataError(f"client {name!r} needs a number of rows; got {counts[name]!r}")
+        first = jax.tree.map(np.asarray, read(names[0], np.zeros(1, int)))
+        for leaf in jax.tree.leaves(first):
+            if leaf.ndim == 0 or len(leaf) != 1 or leaf.dtype.kind not in "fiub":
+                found = f"{leaf.dtype}{list(leaf.shape)}"
+                raise DataError(
+                    f"client {names[0]!r}: asked for row 0, read gave {found}; numbers are needed"
+                )
+        unread = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), first)
+        own = cls(unread, np.array([0, 1]), names[:1]).elsewhere(names, [int(counts[n]) for n in names])
+        own = replace(own, read=read)
+        assert own._some_read  # what cannot be read is found now
+        return own
 
     @classmethod
     def from_frame(
@@ -380,6 +477,12 @@ def _by_text(named: Mapping[Any, Any]) -> dict[str, Any]:
 
 _DIGITS = 1e5  # of about 1e7 that float32 has
 _LOOKED_AT = 1000
+_PRINTED = 256  # rows that are read to recognise them
+
+
+def _spread(count: int, most: int) -> np.ndarray:
+    """At most so many of ``count`` numbers, evenly spaced."""
+    return np.linspace(0, count - 1, min(count, most)).astype(int)
 
 
 def remarks(data: FederatedData, batch_size: int | None, *, private: bool = False) -> list[str]:
@@ -399,12 +502,13 @@ def remarks(data: FederatedData, batch_size: int | None, *, private: bool = Fals
             f"batch-size {batch_size} is more than the {rows} rows of client {small[0]!r}{others}: such a "
             "client takes all of its rows in every step"
         )
-    if private or not data.present or float_dtype() == np.float64:
+    if private or not data.readable or float_dtype() == np.float64:
         return found
-    for array in jax.tree.leaves(data.rows):
+    if all(array.dtype != np.float64 for array in jax.tree.leaves(data.rows)):
+        return found
+    for array in jax.tree.leaves(data.take(_spread(data.num_rows, _LOOKED_AT))):
         if array.dtype == np.float64 and array.size:
-            taken = np.linspace(0, len(array) - 1, min(len(array), _LOOKED_AT)).astype(int)
-            some = np.asarray(array[taken]).reshape(len(taken), -1)
+            some = array.reshape(len(array), -1)
             size, spread = np.abs(some).max(axis=0), some.std(axis=0)
             lost = (spread > 0) & (size > _DIGITS * spread)
             if lost.any():

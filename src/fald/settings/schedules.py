@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import jax
@@ -322,6 +322,30 @@ def _part(schedule: Any) -> Any:
     if callable(schedule) and type(schedule).__name__ not in _KINDS:
         raise ConfigError("only schedules of fald.schedules and numbers can be put together")
     return schedule if callable(schedule) else check_positive("step-size", schedule)
+
+
+def scaled(schedule: Any, factor: float) -> Any:
+    """A schedule, or a number, all of whose steps are so many times as large.
+
+    Examples
+    --------
+    >>> float(scaled(piecewise([(0, 0.3), (10, cosine(0.2, 4))]), 2.0)(10))
+    0.4000000059604645
+    """
+    match schedule:
+        case PaperDecay():
+            return PaperDecay(schedule.smoothness / factor, schedule.strong_convexity / factor)
+        case Polynomial():
+            return replace(schedule, first=factor * schedule.first)
+        case Cosine():
+            return replace(schedule, first=factor * schedule.first, last=factor * schedule.last)
+        case WarmUp():
+            return replace(schedule, then=scaled(schedule.then, factor))
+        case Piecewise():
+            return replace(schedule, parts=tuple(scaled(part, factor) for part in schedule.parts))
+        case int() | float():
+            return factor * schedule
+    raise ConfigError(f"only numbers and schedules of fald.schedules can be multiplied; got {schedule!r}")
 
 
 def is_data(schedule: Any) -> bool:
