@@ -120,3 +120,35 @@ def test_what_is_wide_in_every_direction_is_missed_and_a_skewed_coordinate_is_no
     assert shown(draws, values=skewed(4.0)) == ["far mass"]  # a tail of its own
     assert shown(draws, values=mixed(0.001)) == []
     assert shown(draws, values=mixed(0.02)) == ["far mass"]
+
+
+@pytest.mark.parametrize("wall", [2.0, np.inf])
+def test_no_chain_begins_on_a_wall(wall):
+    """There a surrogate that puts the posterior lower still holds a chain for ever; the twin has no wall."""
+    z = np.random.default_rng(6).standard_normal((2000, 3)).clip(-1, 1)
+
+    def level(z):
+        return np.where(z[:, 0] > wall, -500.0, -np.sum(z**2, axis=1) / 2)
+
+    def decide(away):
+        yield {}
+        return level(away), np.where(away[:, 0] > wall, 20.0, 0.0)
+
+    moving = learned._apart(
+        SimpleNamespace(decide=decide), (z, level(z), np.zeros(2000)), np.random.default_rng(7)
+    )
+    next(moving)
+    with pytest.raises(StopIteration) as done:
+        moving.send({})
+    there, value, off = done.value.value
+    moved = np.abs(there - z).max(axis=1)
+    assert not moved[1::2].any()
+    assert moved[0::2][moved[0::2] > 0].min() >= learned._DISPERSED / 2
+    np.testing.assert_array_equal(value, level(there))
+    stayed = np.mean(moved[0::2] == 0)
+    if np.isfinite(wall):
+        assert there[:, 0].max() <= wall
+        assert off.max() == 0
+        assert 0.02 < stayed < 0.17  # of those sent up the first of three coordinates, most
+    else:
+        assert stayed < 0.02  # corners
