@@ -51,6 +51,21 @@ def test_chains_follow_the_density_of_the_surrogate():
     assert np.max(np.sum(inside**2, axis=1)) < 4
 
 
+def test_chains_leave_where_the_surrogate_is_stiff():
+    """A kink that was learned at few states curves hundreds of times as much as a normal does."""
+    rng = np.random.default_rng(8)
+
+    def moved(curvature):
+        stiff = blank(2, rng)
+        quadratic = jnp.asarray([[(1 - curvature) / 2, 0.0], [0.0, 0.0]], jnp.float32)
+        stiff = stiff._replace(heights=0 * stiff.heights, quadratic=quadratic)
+        start = (rng.standard_normal((1000, 2)) * [curvature**-0.5, 1.0]).astype(np.float32)
+        return np.mean(np.any(wander(stiff, start, 3, trajectories=6, steps=10) != start, axis=1))
+
+    assert moved(500.0) > 0.9
+    assert moved(1e6) < 0.05  # the twin: no step is short enough
+
+
 def settled(shift, seed):
     rng = np.random.default_rng(seed)
     ends = [rng.standard_normal((6400, 121)) for _ in range(3)]
