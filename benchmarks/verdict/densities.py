@@ -19,14 +19,14 @@ def _prior(theta):
     return -0.5 * jnp.sum((theta / WIDE) ** 2)
 
 
-def density_model(dim: int, density, prior=_prior) -> fald.Model:
+def density_model(dim: int, density, prior=_prior, start: float = 0.0) -> fald.Model:
     """A model of ``dim`` parameters whose rows carry a share of a log density and what it depends on."""
 
     def loglikelihood_fn(theta, example):
         share, *parameters = example
         return share * density(theta, *parameters)
 
-    return fald.Model(prior, loglikelihood_fn, np.zeros(dim))
+    return fald.Model(prior, loglikelihood_fn, np.full(dim, start))
 
 
 @cache

@@ -1,8 +1,8 @@
 """``python -m benchmarks.verdict.hunt``: posteriors that once were called *reached* wrongly, with many seeds.
 
-Named cases of few parameters with 20 seeds each, and with ``--large`` one seed of posteriors with 60 to 150
-parameters. Every run is a line of ``hunt.jsonl``; what is there is not run again. It ends at the first
-*reached* that is wrong.
+Named cases of few parameters with 20 seeds each, with ``--others`` posteriors of other kinds, and with
+``--large`` one seed of posteriors with 60 to 150 parameters. Every run is a line of ``hunt.jsonl``; what is
+there is not run again. It ends at the first *reached* that is wrong.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.verdict import densities, hierarchies, shapes
 from benchmarks.verdict.__main__ import interval, judged, wrong
+from benchmarks.verdict.others import OTHERS
 from benchmarks.verdict.problem import RESULTS, Problem, rotation
 from benchmarks.verdict.sampled import sampled
 
@@ -119,7 +120,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     large = _large()
     lines = ["| posterior | runs | reached | wrong | worst error |", "|---|---|---|---|---|"]
     groups = {name: [name] for name in CASES}
-    groups |= {"16 variations of these": list(VARIATIONS), "60 to 150 parameters": list(large)}
+    groups |= {"16 variations of these": list(VARIATIONS), f"{len(OTHERS)} of other kinds": list(OTHERS)}
+    groups |= {"60 to 150 parameters": list(large)}
     for name, members in groups.items():
         own = [r for r in rows if r["case"] in members]
         reached = [r for r in own if r["verdict"] == "reached"]
@@ -142,6 +144,7 @@ def main() -> int:
         prog="python -m benchmarks.verdict.hunt", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--others", action="store_true", help="posteriors of other kinds")
     parser.add_argument("--large", action="store_true", help="60 to 150 parameters, one seed each")
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
@@ -149,7 +152,9 @@ def main() -> int:
     path = given.out / "hunt.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     done = {(r["case"], r["seed"]) for r in rows}
-    cases, seeds = (_large(), 1) if given.large else (CASES | VARIATIONS, given.seeds)
+    cases, seeds = (OTHERS if given.others else CASES | VARIATIONS), given.seeds
+    if given.large:
+        cases, seeds = _large(), 1
     for seed, name in [(seed, name) for seed in range(seeds) for name in cases]:
         if (name, seed) in done:
             continue

@@ -75,7 +75,7 @@ def shell(centre, share, radius, width) -> Problem:
     return Problem(_shell(dim), data, mean, np.sqrt(second - mean**2), what)
 
 
-def _on_grid(level, bounds) -> tuple[np.ndarray, np.ndarray]:
+def on_grid(level, bounds) -> tuple[np.ndarray, np.ndarray]:
     """Mean and sd (2,) of a density of two parameters, from its logarithm on a grid."""
     axes = [np.linspace(low, high, 1201) for low, high in bounds]
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
@@ -109,8 +109,8 @@ def laplace_priors(rng) -> Problem:
         rises = grid @ vector.astype(float) - 0.5 * np.einsum("ni,ij,nj->n", grid, matrix.astype(float), grid)
         return rises - np.abs(grid).sum(axis=1)
 
-    mean, sd = _on_grid(level, [(-30, 30)] * 2)
-    mean, sd = _on_grid(level, [(m - 14 * s, m + 14 * s) for m, s in zip(mean, sd)])
+    mean, sd = on_grid(level, [(-30, 30)] * 2)
+    mean, sd = on_grid(level, [(m - 14 * s, m + 14 * s) for m, s in zip(mean, sd)])
     return Problem(_lasso(), shared(matrix, vector), mean, sd, f"curvature {np.trace(matrix):.2g}")
 
 
@@ -138,7 +138,7 @@ def overflows(rng) -> Problem:
         eta = grid[:, :1] + grid[:, 1:] * x.astype(float)
         return np.sum(y * eta - np.logaddexp(0, eta), axis=1) - 0.5 * np.sum((grid / scale) ** 2, axis=1)
 
-    mean, sd = _on_grid(level, [(-6 * scale, 6 * scale)] * 2)
-    mean, sd = _on_grid(level, [(m - 10 * s, m + 10 * s) for m, s in zip(mean, sd)])
+    mean, sd = on_grid(level, [(-6 * scale, 6 * scale)] * 2)
+    mean, sd = on_grid(level, [(m - 10 * s, m + 10 * s) for m, s in zip(mean, sd)])
     data = fald.FederatedData.from_arrays({f"s{i}": (x[i::3], y[i::3]) for i in range(3)})
     return Problem(_naive(scale), data, mean, sd, f"prior ±{scale:g}, feature ±{spread:.2g}")

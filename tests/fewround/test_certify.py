@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fald.fewround import certify, rays
+from fald.fewround import certify, rays, weights
 from fald.fewround.target import Derivatives
-from fald.fewround.weights import Moments, Precision, Smoothed
+from fald.fewround.weights import Moments, Precision, Smoothed, distinct
 
 NAMES, TOLERANCE, COUNT = ["a", "b"], 0.05, 8192
 FLAT = np.full(COUNT, 1 / COUNT)
@@ -177,6 +177,19 @@ def test_what_a_power_tail_has_beyond_all_rays_counts(degrees, holds):
     # along the rays themselves the draws could not be better
     found = rays.far(values, np.full_like(values, -30.0), 1, count=COUNT, quantile=certify.quantile(1))
     assert certify.far_mass(cast, found, TOLERANCE, ["a"]).holds is holds
+
+
+def test_copies_of_a_chain_that_have_not_parted_are_one_draw():
+    draws = np.repeat(np.random.default_rng(2).standard_normal((1024, 2)), 25, axis=0)
+    # the mean gradient of 1,024 draws is off by three or four standard errors of 25,600
+    assert certify.scores(draws, -draws, TOLERANCE, ["a", "b"]).holds
+    # the twin: copies that differ by rounding count as draws of their own
+    apart = draws + 1e-9 * np.arange(len(draws))[:, None]
+    assert not certify.scores(apart, -apart, TOLERANCE, ["a", "b"]).holds
+    # and what is true of the draws is not hidden by counting them once
+    assert not certify.scores(draws, -draws - 0.2, TOLERANCE, ["a", "b"]).holds
+    index, shares = distinct(draws)
+    np.testing.assert_allclose(weights.precision(draws[index], shares).mean, 1 / np.sqrt(1024), rtol=0.1)
 
 
 def test_scores_of_strongly_correlated_parameters_are_known_well_enough():

@@ -51,6 +51,21 @@ def test_chains_follow_the_density_of_the_surrogate():
     assert np.max(np.sum(inside**2, axis=1)) < 4
 
 
+def test_chains_leave_where_the_surrogate_is_stiff():
+    """A kink that was learned at few states curves hundreds of times as much as a normal does."""
+    rng = np.random.default_rng(8)
+
+    def moved(curvature):
+        stiff = blank(2, rng)
+        quadratic = jnp.asarray([[(1 - curvature) / 2, 0.0], [0.0, 0.0]], jnp.float32)
+        stiff = stiff._replace(heights=0 * stiff.heights, quadratic=quadratic)
+        start = (rng.standard_normal((1000, 2)) * [curvature**-0.5, 1.0]).astype(np.float32)
+        return np.mean(np.any(wander(stiff, start, 3, trajectories=6, steps=10) != start, axis=1))
+
+    assert moved(500.0) > 0.9
+    assert moved(1e6) < 0.05  # the twin: no step is short enough
+
+
 def settled(shift, seed):
     rng = np.random.default_rng(seed)
     ends = [rng.standard_normal((6400, 121)) for _ in range(3)]
@@ -120,3 +135,35 @@ def test_what_is_wide_in_every_direction_is_missed_and_a_skewed_coordinate_is_no
     assert shown(draws, values=skewed(4.0)) == ["far mass"]  # a tail of its own
     assert shown(draws, values=mixed(0.001)) == []
     assert shown(draws, values=mixed(0.02)) == ["far mass"]
+
+
+@pytest.mark.parametrize("wall", [2.0, np.inf])
+def test_no_chain_begins_on_a_wall(wall):
+    """There a surrogate that puts the posterior lower still holds a chain for ever; the twin has no wall."""
+    z = np.random.default_rng(6).standard_normal((2000, 3)).clip(-1, 1)
+
+    def level(z):
+        return np.where(z[:, 0] > wall, -500.0, -np.sum(z**2, axis=1) / 2)
+
+    def decide(away):
+        yield {}
+        return level(away), np.where(away[:, 0] > wall, 20.0, 0.0)
+
+    moving = learned._apart(
+        SimpleNamespace(decide=decide), (z, level(z), np.zeros(2000)), np.random.default_rng(7)
+    )
+    next(moving)
+    with pytest.raises(StopIteration) as done:
+        moving.send({})
+    there, value, off = done.value.value
+    moved = np.abs(there - z).max(axis=1)
+    assert not moved[1::2].any()
+    assert moved[0::2][moved[0::2] > 0].min() >= learned._DISPERSED / 2
+    np.testing.assert_array_equal(value, level(there))
+    stayed = np.mean(moved[0::2] == 0)
+    if np.isfinite(wall):
+        assert there[:, 0].max() <= wall
+        assert off.max() == 0
+        assert 0.02 < stayed < 0.17  # of those sent up the first of three coordinates, most
+    else:
+        assert stayed < 0.02  # corners

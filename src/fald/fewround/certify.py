@@ -12,7 +12,7 @@ from scipy.special import ndtri
 from fald.fewround.proposal import cholesky
 from fald.fewround.rays import Far, Rays
 from fald.fewround.target import Derivatives
-from fald.fewround.weights import Moments, Precision, Smoothed
+from fald.fewround.weights import Moments, Precision, Smoothed, distinct
 
 Array = NDArray[Any]
 
@@ -333,7 +333,8 @@ def scores(positions: Array, gradients: Array, tolerance: float, names: list[str
     Parameters
     ----------
     positions, gradients
-        (M, d) independent draws, and the gradient of the log posterior there.
+        (M, d) draws, and the gradient of the log posterior there. Distinct ones are independent; a chain that
+        did not move, and copies of it, are one.
     tolerance
         Wanted precision of means and sds. The identities must be known well enough to be of use: to four
         times as much.
@@ -343,8 +344,10 @@ def scores(positions: Array, gradients: Array, tolerance: float, names: list[str
     centred = positions - positions.mean(axis=0)
     factor = cholesky(np.cov(centred.T).reshape(2 * centred.shape[1:]))
     white, slopes = solve_triangular(factor, centred.T, lower=True).T, gradients @ factor
-    terms = np.concatenate([slopes, 1 + white * slopes], axis=1)
-    off, error = np.abs(terms.mean(axis=0)), terms.std(axis=0) / np.sqrt(len(terms))
+    first, shares = distinct(positions)
+    terms = np.concatenate([slopes, 1 + white * slopes], axis=1)[first]
+    mean = shares @ terms
+    off, error = np.abs(mean), np.sqrt(shares**2 @ (terms - mean) ** 2)
     # at 1% over all, so that it seldom refuses what is right
     most = float(ndtri(1 - 0.01 / (2 * len(off))))
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -27,7 +27,7 @@ from fald.fewround.proposal import cholesky
 from fald.fewround.search import MANY, Search
 from fald.fewround.surrogate import Surrogate, blank, learn, moved, rest, wander
 from fald.fewround.target import Target
-from fald.fewround.weights import precision, resample, smooth
+from fald.fewround.weights import distinct, precision, resample, smooth
 from fald.problem.model import Model
 
 Array = NDArray[Any]
@@ -198,8 +198,7 @@ def run_chains(
     taken = resample(drawn.weights, count, float(rng.random()))
     z, value, off = (part[taken] for part in (drawn.z, drawn.value, drawn.off))
     if strict:  # from further apart than the surrogate leads
-        z = _dispersed(z, rng)
-        value, off = yield from learner.decide(z)
+        z, value, off = yield from _apart(learner, (z, value, off), rng)
         trace.append(trace_row(learner.frame.positions(z)))
 
     def quantities(z: Array) -> Array:
@@ -236,6 +235,21 @@ def run_chains(
     return chains_outcome(learner.frame.positions(z), failed, drawn.khat, trace)
 
 
+def _apart(
+    learner: Learner, start: tuple[Array, Array, Array], rng: np.random.Generator
+) -> Server[tuple[Array, Array, Array]]:
+    """States, log posterior and what the surrogate does not say of it, of chains that begin further apart.
+
+    Nobody begins on a wall, where the posterior is negligible: a surrogate that puts it lower still would
+    hold a chain there for ever.
+    """
+    away = _dispersed(start[0], rng)
+    value, off = yield from learner.decide(away)
+    usable = _relevant(value, start[1], away.shape[1], _NEAR)
+    there = np.where(usable[:, None], away, start[0])
+    return there, np.where(usable, value, start[1]), np.where(usable, off, start[2])
+
+
 def _dispersed(z: Array, rng: np.random.Generator) -> Array:
     """States of which every other one is moved out along one coordinate, each in its turn."""
     out = z.copy()
@@ -253,7 +267,8 @@ def _shown(
     ``certified`` are the quantities (M, k) of the newest ends that must be known to the tolerance.
     """
     names = list(target.model.parameter_names)
-    known = precision(certified, np.full(len(certified), 1 / len(certified)))
+    first, shares = distinct(certified)
+    known = precision(certified[first], shares)
     labels = certify.labels(names, certified.shape[1])
     positions, both = last[-1], np.concatenate(last)
     chosen = both[rng.permutation(len(both))[: 2 * _STATES]]

@@ -152,6 +152,23 @@ def precision(positions: Array, weights: Array) -> Precision:
     )
 
 
+def distinct(states: Array) -> tuple[Array, Array]:
+    """Where each of the distinct rows comes first, and which share of all rows is like it.
+
+    Chains that began as copies of one draw and have not parted are one observation, however many they are.
+    The number is even, as ``precision`` wants it: where it is odd, a row is named again with share zero.
+
+    Examples
+    --------
+    >>> distinct(np.array([[2.0], [1.0], [2.0], [0.0]]))
+    (array([0, 1, 3, 0]), array([0.5 , 0.25, 0.25, 0.  ]))
+    """
+    _, first, counts = np.unique(states, axis=0, return_index=True, return_counts=True)
+    order = np.argsort(first)  # as they came: neighbours must not be alike
+    index, shares = first[order], counts[order] / len(states)
+    return (index, shares) if len(index) % 2 == 0 else (np.append(index, index[0]), np.append(shares, 0.0))
+
+
 def resample(weights: Array, count: int, offset: float) -> Array:
     """(count,) indices by systematic resampling; entry i is taken count·w_i times, up to rounding."""
     edges = np.cumsum(weights) / np.sum(weights)
