@@ -340,6 +340,8 @@ def test_what_flower_turns_away_does_not_wait_and_has_no_parts(monkeypatch):
 
 
 def test_parts_that_have_not_come_are_fetched_as_flower_does(monkeypatch):
+    monkeypatch.setattr(superlink, "_STORED", 0.05)
+
     async def go():
         inside, message = SuperLinkInside(), letter(b"one")
         inside.box.append(message)

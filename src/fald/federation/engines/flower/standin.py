@@ -19,14 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from fald.federation.engines.flower.parts import Carrier
 
-_QUICK, _IDLE, _BUSY = (
-    0.3,
-    3.0,
-    60.0,
-)  # seconds between two looks, also while no run goes on, for so long after one
-_AGAIN = (
-    0.1  # seconds before a part of a message is asked for again that is still on its way to the SuperLink
-)
+_QUICK, _BUSY = 0.3, 60.0  # seconds between two looks for messages, for so long after the last one
+_IDLE = 3.0  # and while no run goes on
+_SLOW = 60.0  # seconds for an answer: one that comes too late takes its message along
+_AGAIN = 0.1  # seconds before a part of a message is asked for again that has not reached the SuperLink yet
 
 
 class Connection(NamedTuple):
@@ -68,10 +64,10 @@ def supernode(arguments: list[str]) -> None:
     theirs: Any = clients.FleetHttpClient
 
     class Client(theirs):
-        """Flower's, with one interceptor more."""
+        """Flower's, with one interceptor more and more patience."""
 
         def __init__(self, *args: Any, interceptors: Any = (), **named: Any):
-            super().__init__(*args, interceptors=[*interceptors, carrier], **named)
+            super().__init__(*args, interceptors=[*interceptors, carrier], timeout=_SLOW, **named)
 
     clients.FleetHttpClient = Client
     with _init_connection(

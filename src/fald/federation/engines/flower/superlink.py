@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ _GIVE = ("/v1/fleet/push-messages", "/v1/runtime/push-messages")
 _RUNS, _BEGIN = "/v1/runtime/acquire-task", "/v1/control/start-run"
 # seconds for which a question waits; a SuperLink that is stopped waits for it as well
 _HOLD = {_TAKE[0]: 5.0, _TAKE[1]: 1.0, _RUNS: 5.0}
+_STORED = 1.0  # seconds for which parts may be on their way into the store, behind their message
+_STORED = 1.0  # seconds for which parts may be on their way into the store, behind their message
 _RUN, _REPLY = 0, -1  # what is waited for, beside messages for a node
 _LOOP = "fald.federation.engines.flower.loop"
 Receive = Callable[[], Awaitable[Any]]
@@ -41,7 +44,6 @@ class Around:
     def __init__(self, app: Callable[..., Awaitable[None]]):
         self._app = app
         self._news: dict[int, asyncio.Event] = {}  # by node, or one of the others
-        self._storing = asyncio.Lock()  # nobody takes a message whose parts are not there yet
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -80,12 +82,6 @@ class Around:
 
     async def _asked(self, scope: Any, body: bytes) -> list[Any]:
         """The SuperLink's answer, as a beginning and a body."""
-        if scope["path"] not in (*_TAKE, *_GIVE):
-            return await self._answered(scope, body)
-        async with self._storing:
-            return await self._answered(scope, body)
-
-    async def _answered(self, scope: Any, body: bytes) -> list[Any]:
         path, length = scope["path"], _header(scope["headers"])
         parts: dict[str, bytes] = {}
         if path in _GIVE and length is not None:
@@ -126,9 +122,8 @@ def _stored(scope: Any, body: bytes, found: bytes, parts: dict[str, bytes]) -> b
     from flwr.proto.fleet_pb2 import PushMessagesResponse
     from flwr.proto.runtime_pb2 import PushAppMessagesResponse
 
-    answer = (PushMessagesResponse if scope["path"] == _GIVE[0] else PushAppMessagesResponse).FromString(
-        found
-    )
+    kind = PushMessagesResponse if scope["path"] == _GIVE[0] else PushAppMessagesResponse
+    answer = kind.FromString(found)
     run = _asked_for(scope["path"]).FromString(body).messages_list[0].metadata.run_id
     state = scope["app"].state.linkstate_factory.state()
     with _at_once(state):
@@ -147,19 +142,19 @@ def _whole(scope: Any, found: bytes) -> bytes:
     from flwr.proto.runtime_pb2 import PullAppMessagesResponse
     from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
-    answer = (PullMessagesResponse if scope["path"] == _TAKE[0] else PullAppMessagesResponse).FromString(
-        found
-    )
+    kind = PullMessagesResponse if scope["path"] == _TAKE[0] else PullAppMessagesResponse
+    answer = kind.FromString(found)
     state, parts = scope["app"].state.linkstate_factory.state(), {}
-    with _at_once(state):
-        for message, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
-            run = message.metadata.run_id
-            own = {
-                part.object_id: state.get_object(run, part.object_id) for part in iterate_object_tree(tree)
-            }
-            if all(own.values()):
-                parts.update(own)
-                state.object_store.delete(tree.object_id)  # what a receiver's confirmation would do
+    end = time.monotonic() + _STORED
+    for message, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+        run, numbers = message.metadata.run_id, [part.object_id for part in iterate_object_tree(tree)]
+        own = [state.get_object(run, number) for number in numbers]
+        while not all(own) and time.monotonic() < end:
+            time.sleep(0.02)
+            own = [state.get_object(run, number) for number in numbers]
+        if all(own):
+            parts.update(zip(numbers, own, strict=True))
+            state.object_store.delete(tree.object_id)  # what a receiver's confirmation would do
     return join(found, parts)
 
 
