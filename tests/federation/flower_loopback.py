@@ -33,8 +33,9 @@ class Loopback:
 
     def __init__(
         self, folder: Path, data: dict[str, Path], guarded: Collection[str] = (), *, place: Path = BIN,
-        policy: Path | None = None,
+        policy: Path | None = None, ours: bool = False,
     ):  # fmt: skip
+        self.ours = ours  # the SuperLink as well
         self.folder, self.data, self.guarded, self.bin, self.policy = folder, data, guarded, place, policy
         self.home = folder / "home"
         self.port, *self.node_ports = free_ports(1 + len(data))
@@ -61,7 +62,11 @@ class Loopback:
 
     def start_link(self) -> None:
         command = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--database", str(self.folder / "link.db"), "--disable-runtime-dependency-installation"]
+        command += ["--database", str(self.folder / "link.db")]
+        if self.ours:
+            command[:1] = ["python", "-m", "fald.federation.engines.flower.superlink"]
+        else:
+            command += ["--disable-runtime-dependency-installation"]
         self.spawn("link", command)
         wait_for(lambda: _healthy(self.port), 600, "the SuperLink")
 

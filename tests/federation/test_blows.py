@@ -1,14 +1,18 @@
 """What an operator sees when something breaks: who is waited for, who is blamed, and with which exit code."""
 
 import json
+import os
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from test_run import SIZES, Place, difference
 
-from fald.core.errors import ExitCode, FederationError
+from fald.core.errors import ConfigError, ExitCode, FaldError, FederationError
+from fald.core.files import sole_owner
 from fald.federation import wire
+from fald.federation.coordinator import follow
 from fald.federation.coordinator import sites as coordinator_sites
 from fald.federation.coordinator.run import run_federated, serve_job
 from fald.federation.link import Arrival, LocalLink
@@ -16,6 +20,7 @@ from fald.federation.site import run as site_run
 from fald.federation.site.ledger import SiteLedger
 from fald.results.examine import examine
 from fald.results.terminal import text
+from fald.study import run as commands
 from fald.study.schema import FederationSection
 
 
@@ -60,6 +65,44 @@ def test_a_site_that_stays_away_is_named_after_all_retries(place, tmp_path):
     # the defaults outlast a node that Flower turns away for a minute, and its start
     options = FederationSection()
     assert options.timeout * (1 + options.retries) >= 180
+
+
+class Silent(LocalLink):
+    """No site is ever reached at first; how long each question may take is kept."""
+
+    def __init__(self, place):
+        super().__init__({name: place.worker(name).handle for name in SIZES})
+        self.asked = []
+
+    def send(self, messages, **how):
+        self.asked.append(how["timeout"])
+        return {name: Arrival(None, 0.0, "absent") for name in messages}
+
+
+def test_the_opening_takes_as_long_as_the_study_says(place, tmp_path):
+    link = Silent(place)
+    with pytest.raises(FederationError, match="'a'"):
+        run_federated(place.study({}, federation={"opening-timeout": 0.3}), link, tmp_path / "out")
+    assert link.asked
+    assert 0 < max(link.asked) <= 0.3
+
+
+def test_two_runs_into_one_folder_are_one(place, tmp_path, monkeypatch):
+    """Also while the first begins, when there is nothing but the folder; the second is told who has it."""
+    submitted = []
+    engine = SimpleNamespace(submit=lambda folder, job: submitted.append(job) or "job")
+    monkeypatch.setattr(follow, "deployment_of", lambda folder: engine)
+    monkeypatch.setattr(follow, "_follow", lambda *a, **k: {"status": "failed", "message": "it failed"})
+    study, out = place.study({}), tmp_path / "out"
+    told = rf"in use by process {os.getpid()} on"
+    with sole_owner(out, "follow.lock"), pytest.raises(ConfigError, match=told):
+        follow.run_on(study, tmp_path, out, resume=False, progress=False)
+    assert submitted == []
+    with pytest.raises(FaldError, match="it failed"):  # the twin: the folder is free
+        follow.run_on(study, tmp_path, out, resume=False, progress=False)
+    assert len(submitted) == 1
+    with sole_owner(out), pytest.raises(ConfigError, match=told):
+        commands.run_study(study, out, resume=False, progress=False)
 
 
 LIES = {

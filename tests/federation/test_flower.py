@@ -52,9 +52,8 @@ def steal(message, context):
 """
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("flower")
+def split_trial(folder: Path) -> dict[str, Path]:
+    """The bundled trial as the tables of two sites."""
     bundled = load_bundled_study("indo")
     rows = pd.read_csv(Path(bundled.folder) / bundled.data.file)
     hospitals = sorted(rows[bundled.data.site].unique())
@@ -62,7 +61,13 @@ def federation(tmp_path_factory):
     north = rows[bundled.data.site].isin(hospitals[:2])
     rows[north].to_csv(data["north"], index=False)
     rows[~north].to_csv(data["south"], index=False)
-    with Loopback(folder / "federation", data, guarded={"north"}) as running:
+    return data
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flower")
+    with Loopback(folder / "federation", split_trial(folder), guarded={"north"}) as running:
         yield running
 
 
@@ -75,6 +80,25 @@ def settings(federation) -> dict:
 
 
 def test_the_trial_equals_the_run_in_one_process(federation, settings, tmp_path):
+    check_trial(federation, settings, tmp_path)
+
+
+def test_with_a_superlink_of_ours_too_and_it_runs_no_submitted_app(settings, tmp_path):
+    """Its twin, a plain SuperLink, runs the same hostile app below."""
+    data = split_trial(tmp_path)
+    with Loopback(tmp_path / "federation", data, data, ours=True) as federation:
+        check_trial(federation, settings, tmp_path)
+        _, done = submit_hostile(federation, tmp_path)
+
+        def states() -> list[str]:
+            return [str(run["status"]) for run in federation.flwr("list", "loop")["runs"]]
+
+        wait_for(lambda: sorted(states()) == ["finished:completed", "finished:failed"], 600, "its end")
+        assert not done.exists()
+        assert "run-config sites must name two or more" in (federation.folder / "link.log").read_text()
+
+
+def check_trial(federation, settings, tmp_path):
     study, out = tmp_path / "study.json", tmp_path / "out"
     job = {"study": settings, "out": str(out), "resume": False}
     study.write_text(json.dumps(job))
@@ -118,6 +142,14 @@ def read_outcome(federation: Loopback, out: Path) -> dict:
 
 def test_a_guarded_supernode_runs_no_shipped_code(federation, tmp_path):
     """The plain SuperNode beside it does: that is Flower's way, and the twin of this test."""
+    loot, done = submit_hostile(federation, tmp_path)
+    wait_for(done.exists, 600, "the end of the hostile app")
+    assert json.loads(done.read_text()) == [2, 2]
+    assert [path.read_text() for path in loot.iterdir()] == ["a plain SuperNode"]
+
+
+def submit_hostile(federation, tmp_path) -> tuple[Path, Path]:
+    """Where the app leaves what it took, and that it ran at all."""
     app, loot, done = tmp_path / "app", tmp_path / "loot", tmp_path / "done"
     (app / "hostile").mkdir(parents=True)
     loot.mkdir()
@@ -127,6 +159,4 @@ def test_a_guarded_supernode_runs_no_shipped_code(federation, tmp_path):
     text = text.replace("fald.federation.engines.flower.app", "hostile.app").replace("fald-study", "hostile")
     (app / "pyproject.toml").write_text(text)
     federation.flwr("run", str(app), "loop")
-    wait_for(done.exists, 600, "the end of the hostile app")
-    assert json.loads(done.read_text()) == [2, 2]
-    assert [path.read_text() for path in loot.iterdir()] == ["a plain SuperNode"]
+    return loot, done

@@ -26,6 +26,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fald.core.errors import ConfigError, FederationError
 from fald.federation import commands
+from fald.federation.engines import flower as engine
 from fald.federation.engines.flower import link as module
 from fald.federation.engines.flower import submit, supernode
 from fald.federation.engines.flower.app import read_job
@@ -340,3 +341,11 @@ def test_a_supernode_needs_a_site(tmp_path):
     # a thread of ours runs the apps, and no program of Flower's that would unpack one can be started
     assert {p.name for p in first.iterdir()} == {"flower-superexec", *(t.value for t in TaskType)}
     assert all("runs no other apps" in p.read_text() for p in first.iterdir())
+
+
+@pytest.mark.parametrize(("version", "fits"), [("1.41.0", True), ("1.42.0", False), ("1.4.1", False)])
+def test_a_version_that_was_never_tried_is_named(monkeypatch, version, fits):
+    monkeypatch.setattr(engine.importlib.metadata, "version", lambda name: version)
+    expected = contextlib.nullcontext() if fits else pytest.raises(ConfigError, match=f"Flower {version} is")
+    with expected:
+        engine.require_flower()

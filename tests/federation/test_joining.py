@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -315,3 +316,22 @@ def test_the_doctor_names_what_will_fail(trial, rows, idle):
     assert {"level", "about", "said", "mend"} == set(json.loads(done.stdout)[0])
     with pytest.raises(ConfigError, match="neither the folder of a federation nor that of a site"):
         doctor.examine(trial / "authority")
+
+
+@pytest.mark.parametrize(("free", "level"), [(1e7, "bad"), (1e9, "warn"), (1e11, "ok")])
+def test_the_doctor_sees_a_disk_that_fills(tmp_path, monkeypatch, free, level):
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    (found,) = doctor._disk(tmp_path)
+    assert (found.level, bool(found.mend)) == (level, level != "ok")
+
+
+def test_the_doctor_sees_a_key_that_the_others_do_not_know(trial, rows, idle):
+    north = trial / "sites" / "north"
+    join(north, rows)
+    pins = north / "site" / "state" / "pins.json"
+    own = Identity.load(north / "site" / "state" / "identity.pem").public
+    for known, levels in ((own, set()), (Identity.generate().public, {"bad"})):
+        pins.write_text(json.dumps({"north": known}))
+        found = [f for f in doctor.examine(north) if f.about == "keys" and "another key" in f.said]
+        assert {f.level for f in found} == levels
+        assert all("repin" in f.mend for f in found)

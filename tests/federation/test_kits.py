@@ -18,8 +18,9 @@ from fald.core.errors import ConfigError, FaldError, FederationError, StorageErr
 from fald.federation import commands, folder
 from fald.federation.coordinator import follow
 from fald.federation.coordinator.run import write_outcome
-from fald.federation.engines.nvflare import certificates, jobs, kits
+from fald.federation.engines.nvflare import adapter, certificates, jobs, kits
 from fald.federation.engines.nvflare.adapter import CellLink
+from fald.federation.folder import new_settings
 from fald.study.datasets import study_path
 from fald.study.schema import load_study
 
@@ -60,6 +61,13 @@ def test_bad_addresses_are_refused(host, port, tmp_path):
     with pytest.raises(ConfigError):
         commands.init(tmp_path / "trial", "a,b", host, port)
     assert not (tmp_path / "trial").exists()
+
+
+@pytest.mark.parametrize("port", [1, 443, 65535])
+def test_every_port_may_be_the_servers(port):
+    assert new_settings("trial", ("a", "b"), "fald.example.org", port).port == port
+    with pytest.raises(ConfigError, match="from 1 to 65535"):
+        new_settings("trial", ("a", "b"), "fald.example.org", port + 65535)
 
 
 def test_an_existing_folder_is_left_alone(made):
@@ -371,6 +379,31 @@ def test_a_site_that_is_gone_is_absent():
         "gone": "absent",
         "odd": "msg too big",
     }
+
+
+def test_sites_may_take_their_time_to_start_a_process_and_no_longer():
+    asked, clock = [], [0.0]
+
+    def request(name, topic, content, *, timeout, give_up):
+        asked.append(name)
+        ready = name == "a" and asked.count("a") == 3
+        return (b"", "ok") if ready else (None, "target_unreachable")
+
+    waits = CellLink(["a", "b"], request, lambda: False)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(adapter, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=later(clock)))
+        waits.wait_until_ready(120.0)
+    assert 120 <= clock[0] < 123
+    assert asked.count("a") == 3 < asked.count("b")  # who is ready is left alone
+
+
+def later(clock):
+    """A sleep that takes no time."""
+
+    def sleep(seconds):
+        clock[0] += max(seconds, 1.0)
+
+    return sleep
 
 
 def test_an_aborted_job_ends_the_run():

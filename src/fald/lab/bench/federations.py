@@ -174,24 +174,17 @@ def _nvflare(folder: Path, tables: dict[str, Path], costs: Costs) -> Path:
 
 def _flower(folder: Path, tables: dict[str, Path], costs: Costs) -> Path:
     port, trial = _free_port(), folder / "trial"
-    here = str(Path(sys.executable).parent)
-    quiet = {
-        "PATH": f"{here}{os.pathsep}{os.environ['PATH']}",  # Flower starts its parts by name
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
-        "FLWR_HOME": str(folder / "home"),
-    }
+    quiet = {"FLWR_HOME": str(folder / "home")}
     link = ["--insecure", "--host", "127.0.0.1", "--port", str(port), "--database", str(folder / "link.db")]
-    call = [f"{here}/flower-superlink", *link, "--disable-runtime-dependency-installation"]
-    costs.start(call, folder, environment=quiet)
+    ours = "fald.federation.engines.flower"
+    costs.start([sys.executable, "-m", f"{ours}.superlink", *link], folder, environment=quiet)
     _until(lambda: _listens(port), folder)
     for site, table in tables.items():
         (folder / site).mkdir()
         (folder / site / "site.toml").write_text(f'name = "{site}"\ndata = {json.dumps(str(table))}\n')
-        own = ["--host", "127.0.0.1", "--port", str(_free_port()), "--superlink", f"127.0.0.1:{port}"]
-        call = [sys.executable, "-m", "fald.federation.engines.flower.supernode", str(folder / site)]
-        costs.start([*call, "--insecure", *own], folder, site=True, environment=quiet)
+        call = [sys.executable, "-m", f"{ours}.supernode", str(folder / site)]
+        call += ["--insecure", "--superlink", f"127.0.0.1:{port}"]
+        costs.start(call, folder, site=True, environment=quiet)
     trial.mkdir()
     about = f'name = "trial"\nengine = "flower"\nsites = {json.dumps(list(tables))}\nhost = "127.0.0.1"\n'
     (trial / "federation.toml").write_text(f"{about}port = {port}\n")

@@ -133,19 +133,21 @@ class FlowerLink:
             return
         with _reaching_superlink():
             self._looked, self._online = now, set(self._grid.get_node_ids())
-        for node in sorted(self._online - set(self._asked)):
-            self._ask(node)
+        self._ask(*sorted(self._online - set(self._asked)))
 
-    def _ask(self, node: int) -> None:
-        number = self._post(node, ASK_NAME, b"", self._wait)
-        if number:
-            self._asked[node] = number
+    def _ask(self, *nodes: int) -> None:
+        numbers = self._post(dict.fromkeys(nodes, b""), ASK_NAME, self._wait)
+        self._asked.update({node: number for node, number in zip(nodes, numbers, strict=True) if number})
 
-    def _post(self, node: int, kind: str, content: bytes, seconds: float) -> str | None:
-        """Hand a message to Flower; its number, or None if the node has just gone."""
-        letter = Message(wrap(content), node, kind, ttl=max(seconds, 1.0))
+    def _post(self, contents: Mapping[int, bytes], kind: str, seconds: float) -> list[str | None]:
+        """Hand messages for some nodes to Flower; their numbers, None for a node that has just gone."""
+        ttl = max(seconds, 1.0)
+        letters = [Message(wrap(content), node, kind, ttl=ttl) for node, content in contents.items()]
+        if not letters:
+            return []
         with _reaching_superlink():
-            return next(iter(self._grid.push_messages([letter])), None)
+            numbers = list(self._grid.push_messages(letters))
+        return [number or None for number in numbers] or [None] * len(letters)
 
     def _push(
         self,
@@ -155,13 +157,17 @@ class FlowerLink:
         left: float,
     ) -> None:
         """Send what has not gone to a site's present node yet."""
-        for site in sorted(set(messages) - set(arrivals)):
-            node = self._nodes[site]
-            if node in self._online and _Envelope(site, node) not in under_way.values() and left > 0:
-                number = self._post(node, WORK, messages[site], left)
-                if number:
-                    under_way[number] = _Envelope(site, node)
-                    self._given_up.discard(site)
+        present = {self._nodes[site]: site for site in sorted(set(messages) - set(arrivals))}
+        new = [
+            node
+            for node, site in present.items()
+            if node in self._online and _Envelope(site, node) not in under_way.values() and left > 0
+        ]
+        numbers = self._post({node: messages[present[node]] for node in new}, WORK, left)
+        for node, number in zip(new, numbers, strict=True):
+            if number:
+                under_way[number] = _Envelope(present[node], node)
+                self._given_up.discard(present[node])
 
     def _pull(self, arrivals: dict[str, Arrival], under_way: dict[str, _Envelope], began: float) -> None:
         """Take in replies and names."""

@@ -1,142 +1,162 @@
-"""Run in place of Flower's programs at a site: the installed app, whatever app was submitted.
+"""A SuperNode of one process: the installed app answers every message, whatever app was submitted.
 
-``standin.py …`` is a SuperNode that looks for messages more often while a run goes on. In place of the
-program ``flower-superexec`` it has a thread, which answers every message with the installed package: Flower
-and JAX are loaded, and programs are compiled, once for a site, not for every message.
+``standin.py …`` takes what ``flower-supernode`` takes. That one opens a port for programs which it starts for
+every message, and both ends of it look for something to do several times a second. Here one loop takes a
+message from the SuperLink, answers it, and sends the reply: Flower and JAX are loaded, and programs are
+compiled, once for a site, and the submitted app is not even fetched. If the SuperLink is ours as well,
+messages travel in one piece, and it keeps a question for a message until one comes.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
+import importlib
 import sys
-import threading
 import time
-import traceback
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-_POLL, _IDLE = 0.1, 1.0  # seconds between looks for a task, and while no run goes on
-_QUICK, _BUSY = 0.3, 60.0  # seconds between a node's looks for messages, for so long after the last one
-_heard = [float("-inf")]  # when the last message came
+if TYPE_CHECKING:
+    from fald.federation.engines.flower.parts import Carrier
+
+_QUICK, _BUSY = 0.3, 60.0  # seconds between two looks for messages, for so long after the last one
+_IDLE = 3.0  # and while no run goes on
+_SLOW = 60.0  # seconds for an answer: one that comes too late takes its message along
+_AGAIN = 0.1  # seconds before a part of a message is asked for again that has not reached the SuperLink yet
+
+
+class Connection(NamedTuple):
+    """What Flower's connection to the SuperLink can do, in its order, and what carries its messages."""
+
+    carrier: Carrier
+    node: int
+    receive: Callable[[], tuple[Any, Any] | None]
+    send: Callable[..., tuple[set[str], str]]
+    get_run: Callable[..., Any]
+    get_app: Callable[..., Any]
+    pull: Callable[[int, str], bytes]
+    push: Callable[[int, str, str, bytes], None]
+    confirm: Callable[[int, str], None]
 
 
 def supernode(arguments: list[str]) -> None:
-    """Do what ``flower-supernode`` does, without its pauses of three seconds between the rounds of a run."""
-    from flwr.supernode import start_client_internal as loop
-    from flwr.supernode.cli import flower_supernode
+    """Join, and answer until the process is ended; it ends by itself where no more answers would come."""
+    from flwr.supercore.exit import register_signal_handlers
+    from flwr.supercore.grpc_health import run_health_server_grpc_no_tls
+    from flwr.supercore.telemetry import EventType
+    from flwr.supernode import fleet_http_connection
+    from flwr.supernode.start_client_internal import _init_connection
 
-    pull = loop._pull_and_store_message
+    from fald.federation.engines.flower.parts import Carrier
 
-    def pull_and_note(*args: Any, **named: Any) -> Any:
-        found = pull(*args, **named)
-        if found is not None:
-            _heard[0] = time.monotonic()
-        return found
-
-    def sleep(seconds: float) -> None:
-        time.sleep(min(seconds, _QUICK) if _is_busy() else seconds)
-
-    loop._pull_and_store_message = pull_and_note
-    loop.time = SimpleNamespace(**{**vars(time), "sleep": sleep})  # type: ignore[attr-defined]
-    loop.subprocess = SimpleNamespace(Popen=_start)  # type: ignore[attr-defined]
     sys.argv = ["flower-supernode", *arguments]
-    flower_supernode()
+    command = importlib.import_module("flwr.supernode.cli.flower_supernode")
+    asked = command._parse_supernode_lifespan_config()
+    if asked.insecure and asked.authentication_keys is not None:
+        sys.exit(
+            "error: a node that shows its key needs TLS; give --root-certificates in place of --insecure"
+        )
+    health = asked.health_server_address
+    servers = [] if health is None else [run_health_server_grpc_no_tls(health)]
+    register_signal_handlers(EventType.RUN_SUPERNODE_LEAVE, "SuperNode ended.", grpc_servers=servers)
+    carrier = Carrier()
+    clients: Any = fleet_http_connection
+    theirs: Any = clients.FleetHttpClient
+
+    class Client(theirs):
+        """Flower's, with one interceptor more and more patience."""
+
+        def __init__(self, *args: Any, interceptors: Any = (), **named: Any):
+            super().__init__(*args, interceptors=[*interceptors, carrier], timeout=_SLOW, **named)
+
+    clients.FleetHttpClient = Client
+    with _init_connection(
+        server_address=asked.server_address,
+        insecure=asked.insecure,
+        root_certificates=asked.root_certificates,
+        authentication_keys=asked.authentication_keys,
+        max_retries=asked.max_retries,
+        max_wait_time=asked.max_wait_time,
+    ) as found:
+        # takes its time, before the first message
+        from fald.federation.engines.flower.app import client_app
+        from fald.federation.site import worker  # noqa: F401
+
+        print("fald: ready", file=sys.stderr, flush=True)
+        answer_all(client_app, Connection(carrier, *found))
+    sys.exit(1)  # Flower has logged why; whatever keeps sites running starts it again
 
 
-def _start(command: list[str]) -> None:
-    """Answer messages in a thread, in place of the program that Flower would start."""
-    threading.Thread(target=_superexec, args=(command[1:],), daemon=True, name="fald-site").start()
+def answer_all(app: Any, connection: Connection) -> None:
+    """Answer the messages that reach this node, one after the other, until it ends."""
+    from flwr.supercore.run import RunNotRunningException
 
-
-def _superexec(arguments: list[str]) -> None:
-    """Answer until the process ends; it ends where no more answers would come."""
-    try:
-        answer_all(arguments)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)  # whatever keeps sites running starts it again
-
-
-def answer_all(arguments: list[str]) -> None:
-    """Answer the messages that reach this SuperNode, one after the other, until it ends."""
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.tls import validate_and_resolve_root_certificates
-
-    parser = argparse.ArgumentParser()
-    for name in ("--runtime-api-address", "--root-certificates"):
-        parser.add_argument(name)
-    parser.add_argument("--insecure", action="store_true")
-    asked, _ = parser.parse_known_args(arguments)
-    trusted = validate_and_resolve_root_certificates(asked.root_certificates, asked.insecure)
-    node = SimpleNamespace(address=asked.runtime_api_address, insecure=asked.insecure, trusted=trusted)
-    client = _client(node, "SuperExec")
-    # takes its time, before the first message
-    from fald.federation.engines.flower.app import client_app
-    from fald.federation.site import worker  # noqa: F401
-
-    print("fald: ready", file=sys.stderr, flush=True)
+    heard = float("-inf")
     while True:
-        found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-        if found.HasField("task") and found.token:
-            answer(client_app, _client(node, "flwr-clientapp", found.token))
-            _heard[0] = time.monotonic()
-        else:
-            time.sleep(_POLL if _is_busy() else _IDLE)
+        looked = time.monotonic()
+        try:
+            found = connection.receive()
+            if found is not None:
+                answer(app, connection, *found)
+                heard = time.monotonic()
+                continue
+        except RunNotRunningException:
+            pass  # a message of a run that has ended needs no answer
+        now = time.monotonic()
+        pause = _QUICK if now - heard < _BUSY else _IDLE
+        time.sleep(max(0.0, looked + pause - now))  # a SuperLink of ours has already waited
 
 
-def _is_busy() -> bool:
-    return time.monotonic() - _heard[0] < _BUSY
+def answer(app: Any, connection: Connection, message: Any, tree: Any) -> None:
+    """One message: fetch its content, answer it, send the reply.
 
+    Raises
+    ------
+    RunNotRunningException
+        If its run has ended in the meantime.
+    """
+    from flwr.app import Context, Error, Message, RecordDict
+    from flwr.common.constant import ErrorCode
+    from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+    from flwr.supercore.run import RunNotRunningException
+    from flwr.supercore.task_identity import TaskIdentity
 
-def _client(node: Any, name: str, token: str = "") -> Any:
-    """A connection to the SuperNode, for looking for tasks, or for one task."""
-    from flwr.supercore import interceptors
-    from flwr.supercore.retry import make_simple_http_retry_invoker
-    from flwr.supercore.runtime import RuntimeHttpClient
-    from flwr.supercore.runtime.tracing import RuntimeTracingInterceptor
-
-    parts: list[Any] = [
-        RuntimeTracingInterceptor(),
-        interceptors.RuntimeVersionHttpInterceptor(component_name=name),
-    ]
-    if token:
-        parts.append(interceptors.RuntimeTokenHttpInterceptor(token))
-    return RuntimeHttpClient.from_server_address(
-        server_address=node.address,
-        insecure=node.insecure,
-        root_certificates=node.trusted,
-        interceptors=parts,
-        retry_invoker=make_simple_http_retry_invoker(),
-    )
-
-
-def answer(app: Any, client: Any) -> None:
-    """One task: take the message, answer it, hand the reply over; the submitted app is not unpacked."""
-    from flwr.app import Error, Message
-    from flwr.common.constant import ErrorCode, SubStatus
-    from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-    from flwr.supernode.runtime import run_clientapp as runtime
-
-    alive, context, status = HeartbeatSender(make_task_heartbeat_fn_http(client)), None, SubStatus.FAILED
-    alive.start()
+    run = message.metadata.run_id
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, connection.node, 0
+    began = time.monotonic()
     try:
-        message, context, *_ = runtime.pull_task_input(client)
+        message = pull_and_inflate_object_from_tree(
+            tree,
+            partial(connection.pull, run),
+            partial(connection.confirm, run),
+            return_type=Message,
+            initial_backoff=_AGAIN,
+        )
+        message.metadata.__dict__["_message_id"] = tree.object_id  # by which the reply names it
+        context = Context(run, connection.node, {}, RecordDict(), {})
         try:
             reply = app(message=message, context=context)
         except Exception as error:  # such as a message of another app
             print(f"fald: a message was not understood ({type(error).__name__})", file=sys.stderr, flush=True)
             refusal = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the site does not understand the message")
             reply = Message(refusal, reply_to=message)
-        runtime.push_message(client, reply, context)
-        status = SubStatus.COMPLETED
+        _send(connection, reply, time.monotonic() - began)
+    except RunNotRunningException:
+        raise
     except Exception as error:  # one message that cannot be answered must not end the site
         print(f"fald: a message was not answered ({type(error).__name__})", file=sys.stderr, flush=True)
-    finally:
-        runtime.push_task_output(client=client, context=context, sub_status=status, details="")
-        alive.stop()
-        client.close()
+
+
+def _send(connection: Connection, reply: Any, seconds: float) -> None:
+    from flwr.supercore.inflatable import inflatable_object as parts
+
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    with parts.no_object_id_recompute():
+        contents = {number: part.deflate() for number, part in parts.get_all_nested_objects(reply).items()}
+        connection.carrier.outgoing = contents
+        missing, session = connection.send(reply, parts.get_object_tree(reply), seconds)
+        for number in missing:
+            connection.push(reply.metadata.run_id, session, number, contents[number])
 
 
 if __name__ == "__main__":

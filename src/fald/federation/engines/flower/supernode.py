@@ -22,6 +22,7 @@ from fald.federation.site.settings import read_site
 _MODULE = "fald.federation.engines.flower.supernode"  # as a program its name is another
 _REFUSED = ("flwr-agentapp", "flwr-clientapp", "flwr-connector", "flwr-model", "flwr-serverapp")
 _REFUSED += ("flower-superexec", "flwr-simulation")
+_UNFIT = ("--isolation", "--node-config", "--trusted-entities")
 _STANDIN = Path(__file__).with_name("standin.py")
 
 
@@ -59,8 +60,10 @@ def main(arguments: list[str]) -> NoReturn:
             hint=f"python -m {_MODULE} SITE --superlink HOST:PORT --root-certificates ca.crt",
         )
     folder, *rest = arguments
-    if any(word.split("=")[0] in ("--isolation", "--node-config") for word in rest):
-        raise ConfigError("--isolation and --node-config are not for this SuperNode", hint="leave them out")
+    if unfit := sorted({word.split("=")[0] for word in rest} & {*_UNFIT}):
+        raise ConfigError(
+            f"{', '.join(unfit)}: not for this SuperNode, which runs no submitted app", hint="leave it out"
+        )
     environment = prepare(Path(folder))
     os.execve(sys.executable, [sys.executable, "-P", str(_STANDIN), *rest], {**os.environ, **environment})
 
