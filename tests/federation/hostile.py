@@ -5,6 +5,8 @@ import pandas as pd
 
 from fald.core.version import __version__
 from fald.federation import wire
+from fald.federation.secure import shares
+from fald.federation.secure.fixed_point import decode, total
 from fald.federation.secure.session import split, unmask_sum
 from fald.federation.site.worker import SiteSettings, SiteWorker
 from fald.fewround.fit import few_round_settings, server_of
@@ -83,17 +85,25 @@ class Coordinator:
 
     def round(self, weights=SHARES, position=START, number=1, attempt=1, passed=None):
         arrays = {"weight": np.tile(np.asarray(weights, float), (2, 1)), "leaf_0": position}
-        if passed is not None:
-            arrays["passed_masked"] = passed
         values = {"round": number, "attempt": attempt, "leaves": 1, "saved": 0}
-        return {name: self.say(name, "round", values, arrays) for name in NAMES}
+        return {name: self.say(name, "round", values, {**arrays, **shown(passed, name)}) for name in NAMES}
 
     def ask(self, request, number=1, attempt=1, passed=None):
         """A few-round request to all sites, with the uploads of the round before."""
-        shown = {} if passed is None else {f"passed_{name}": a for name, a in passed.items()}
         arrays = {name: np.asarray(a) for name, a in request.items()}
         values = {"round": number, "attempt": attempt}
-        return {name: self.say(name, "ask", values, {**arrays, **shown}) for name in NAMES}
+        return {name: self.say(name, "ask", values, {**arrays, **shown(passed, name)}) for name in NAMES}
+
+
+def shown(passed, name):
+    """What a coordinator shows a site of a round: of uploads (sites, 2, columns), or of each site's own."""
+    if passed is None:
+        return {}
+    if isinstance(passed, dict):
+        return shown(passed[name], name)
+    told = {"sum": decode(total(passed)), "hashes": np.stack([shares.hashes(u, len(NAMES)) for u in passed])}
+    told["share"] = shares.share(list(passed), NAMES.index(name))
+    return {f"passed_{key}": a for key, a in told.items()}
 
 
 def uploads(replies):
@@ -104,7 +114,7 @@ def uploads(replies):
 def sums(replies):
     """What a few-round server gets of masked replies."""
     first = next(iter(replies.values()))
-    shapes = {n.removeprefix("shape_"): tuple(a) for n, a in first.arrays.items() if n != "masked"}
+    shapes = {n.removeprefix("shape_"): tuple(a) for n, a in first.arrays.items() if n.startswith("shape_")}
     return split(unmask_sum(list(uploads(replies))), shapes)
 
 

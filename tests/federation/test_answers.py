@@ -75,6 +75,22 @@ def test_a_process_knows_its_own_last_reply_and_reads_that_of_another(tmp_path, 
     assert len(read) == 3
 
 
+def test_masks_that_were_used_are_known_by_their_session(tmp_path):
+    answers = Answers(tmp_path)
+    assert answers.last_under("s") is None
+    for number, attempt, session, masks in (
+        (2, 2, "s", "0a"),
+        (2, 1, "s", "0b"),
+        (3, 1, "t", "0c"),
+        (9, 1, "", ""),
+    ):
+        answers.add(Kept(number, attempt, "t", "", {}, session=session, masks=masks), last(number))
+    for process in (answers, Answers(tmp_path)):
+        assert process.last_under("s") == (2, 2, b"\n")
+        assert process.last_under("t") == (3, 1, b"\x0c")
+        assert process.last_under("u") is None
+
+
 def test_an_answer_has_no_broadcast_unless_it_says_so():
     assert Kept(1, 1, "t", "", {}).broadcast == ""
 

@@ -81,9 +81,9 @@ def test_honest_rounds_are_answered_and_the_next_lie_is_not(coordinator):
     first = coordinator.ask(request)
     request = server.send(sums(first))
     moved = {**request, "points": np.asarray(request["points"]) * 1.001}
-    for reply in coordinator.ask(moved, 2, passed={"masked": uploads(first)}).values():
+    for reply in coordinator.ask(moved, 2, passed=uploads(first)).values():
         assert "not the one that the protocol asks" in said(reply)
-    assert kinds(coordinator.ask(request, 2, passed={"masked": uploads(first)})) == ["reply"] * 3
+    assert kinds(coordinator.ask(request, 2, passed=uploads(first))) == ["reply"] * 3
 
 
 def test_a_request_within_the_tolerance_moves_nothing(tmp_path):
@@ -109,10 +109,10 @@ def test_sums_that_were_not_given_do_not_steer_the_protocol(coordinator):
     others = right.copy()
     others[1:] = others[[2, 1]]
     others[2] += np.uint64(1)
-    for replies in (nothing, coordinator.ask(request, 2, passed={"masked": wrong})):
+    for replies in (nothing, coordinator.ask(request, 2, passed=wrong)):
         assert "refusal" in kinds(replies)
-    assert "do not cancel" in said(coordinator.ask(request, 2, passed={"masked": others})["a"])
-    assert kinds(coordinator.ask(request, 2, passed={"masked": right})) == ["reply"] * 3
+    assert "do not cancel" in said(coordinator.ask(request, 2, passed=others)["a"])
+    assert kinds(coordinator.ask(request, 2, passed=right)) == ["reply"] * 3
 
 
 def test_an_upload_cannot_be_changed_although_its_masks_cancel(coordinator):
@@ -122,10 +122,12 @@ def test_an_upload_cannot_be_changed_although_its_masks_cancel(coordinator):
     first = coordinator.ask(next(server))
     moved = uploads(first)
     moved[1, 1, 0] += np.uint64(1)  # 2⁶⁴ steps of 2⁻⁵⁶ more in one entry of the site b
-    shapes = {n.removeprefix("shape_"): tuple(a) for n, a in first["a"].arrays.items() if n != "masked"}
+    shapes = {
+        n.removeprefix("shape_"): tuple(a) for n, a in first["a"].arrays.items() if n.startswith("shape_")
+    }
     request = server.send(split(unmask_sum(list(moved)), shapes))
-    assert "not its own" in said(coordinator.ask(request, 2, passed={"masked": moved})["b"])
-    told = coordinator.ask(request, 2, attempt=2, passed={"masked": uploads(first)})["b"]
+    assert "not its own" in said(coordinator.ask(request, 2, passed=moved)["b"])
+    told = coordinator.ask(request, 2, attempt=2, passed=uploads(first))["b"]
     assert "not the one that the protocol asks" in said(told)
 
 
@@ -453,6 +455,54 @@ def test_a_broadcast_asked_again_is_answered_at_the_site_s_own(tmp_path):
     assert "another sum of round 1" in said(replies["b"])
 
 
+def lies(first, more):
+    """Uploads with one sum that is none of theirs: to each site another's is changed, by ``more``."""
+    changed = {"a": 1, "b": 2, "c": 0}
+    found = {name: uploads(first) for name in NAMES}
+    for name, place in changed.items():
+        found[name][place] = add(found[name][place], encode(more))
+    return found
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_what_was_shown_to_each_site_differently_binds_its_masks_ever_after(coordinator, again):
+    """Each finds its own upload there, and one sum; asked again without, they would answer alike."""
+    begun(coordinator)
+    first = coordinator.round()
+    right = summed(first)
+    more = np.where(np.arange(len(right) + 1) < 6, 0.5, 0.0)
+    average = (right + more[:-1])[:6].reshape(2, 3)
+    replies = coordinator.round(position=average, number=2, passed=lies(first, more))
+    if again:
+        replies = coordinator.round(position=average, number=2, attempt=2)
+    assert kinds(replies) == ["reply"] * 3
+    with pytest.raises(SecureSumError, match="do not cancel"):
+        unmask_sum(list(uploads(replies)))
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_nor_do_sites_answer_requests_alike_that_rest_on_what_each_was_shown(coordinator, again):
+    begun(coordinator, FEW_ROUND)
+    server = honest_server(FEW_ROUND)
+    first = coordinator.ask(next(server))
+    more = np.zeros(uploads(first).shape[2])
+    more[0] = 0.5
+    told = lies(first, more)
+    shapes = {
+        n.removeprefix("shape_"): tuple(a) for n, a in first["a"].arrays.items() if n.startswith("shape_")
+    }
+    request = server.send(split(unmask_sum(list(told["a"])), shapes))
+    replies = coordinator.ask(request, 2, passed=told)
+    if again:
+        replies = coordinator.ask(request, 2, attempt=2)
+    assert kinds(replies) == ["reply"] * 3
+    with pytest.raises(SecureSumError, match="do not cancel"):
+        unmask_sum(list(uploads(replies)))
+    if again:  # nor in the rounds that follow
+        replies = coordinator.ask(request, 2, attempt=3, passed=uploads(first))
+        assert "refusal" in kinds(replies)
+
+
 def test_a_coordinator_that_has_forgotten_a_round_may_ask_it_again(coordinator):
     """It may have saved less than it has shown when it was killed; the same question is no new one."""
     begun(coordinator)
@@ -585,7 +635,7 @@ def test_draws_are_limited_by_the_policy(tmp_path):
     first = coordinator.ask(next(server))
     request = server.send(sums(first))
     assert int(request["proposal_count"]) > 100
-    assert "(max-draws" in said(coordinator.ask(request, 2, passed={"masked": uploads(first)})["a"])
+    assert "(max-draws" in said(coordinator.ask(request, 2, passed=uploads(first))["a"])
 
 
 # -- also: work, and words ----------------------------------------------------------------------------------

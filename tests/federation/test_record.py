@@ -219,6 +219,19 @@ def test_nothing_is_added_to_a_record_that_was_cut(state):
         Record(state, Identity.load(state / "identity.pem")).add({"asked": "round"})
 
 
+def test_an_end_that_a_process_has_sealed_it_knows_until_a_file_changes(state, monkeypatch):
+    mine, theirs = (Record(state, Identity.load(state / "identity.pem")) for _ in range(2))
+    looked, end = [], Record._end
+    monkeypatch.setattr(Record, "_end", lambda self: looked.append(self) or end(self))
+    for record in (mine, mine, theirs, mine, mine):
+        record.add({"asked": "round"})
+    assert looked == [mine, theirs, mine]
+    assert [entry["line"] for entry in read_record(state)] == list(range(1, 11))
+    (state / RECORD).write_text("".join(lines(state)[:-1]))
+    with pytest.raises(StorageError, match="not the one that was sealed"):
+        mine.add({"asked": "round"})
+
+
 def test_a_crash_before_the_seal_loses_nothing(state):
     before = (state / SEAL).read_bytes()
     record = Record(state, Identity.load(state / "identity.pem"))

@@ -1,6 +1,5 @@
 """A run at a site part by part: the order of rounds, what is asked and passed on, and what leaves."""
 
-import hashlib
 import hmac
 import json
 import os
@@ -12,7 +11,8 @@ import pytest
 from fald.core.errors import FederationError, PolicyError, SecureSumError
 from fald.core.reveals import Reveals
 from fald.federation import wire
-from fald.federation.secure.fixed_point import encode
+from fald.federation.secure import shares
+from fald.federation.secure.fixed_point import decode, encode, total
 from fald.federation.secure.session import Identity, Session
 from fald.federation.site import run as site_run
 from fald.federation.site.answers import Answers, Kept, Last
@@ -61,7 +61,7 @@ def run_of(folder, *, secure=False, policy=None, **changes):
     run.answers, run.left, run.epsilon, run.data, run.reveals = Answers(folder), {}, None, None, None
     run._session = Masks() if secure else None
     run._rows = run._langevin = run._account = run._audit = None
-    run._broadcast, run._sent = "", (0, None)
+    run._broadcast = run._shown = run._masks = ""
     for name, value in changes.items():
         setattr(run, name, value)
     return run
@@ -241,7 +241,7 @@ def test_a_run_is_made_of_its_study(tmp_path, chains):
     assert (run.site, run.folder, run.about, run.study, run.data) == (owner, tmp_path, about, study, data)
     assert (run.frozen.names, run.model.dim, run.hello, run.left, run.epsilon) == (NAMES, DIM, {}, {}, None)
     assert run._session is run._rows is run._langevin is run._account is None
-    assert (run._broadcast, run._sent[0], run._sent[1].size) == ("", 0, 0)
+    assert run._broadcast == run._shown == run._masks == ""
     assert run.answers.known == []
     if chains:  # what leaves is declared by the method, and there is no protocol to follow
         assert run.reveals == reveals_of("fa-ld")
@@ -410,8 +410,8 @@ def test_an_answer_is_written_down_and_given_again(tmp_path, secure, kind):
         assert run.left == {}
         assert run._broadcast == ""
         made.append((digest, task, again))
-        run.left, run._broadcast = {"value": 5}, str(again)
-        return arrays
+        run.left, run._broadcast, run._masks = {"value": 5}, str(again), "07" * secure
+        return dict(arrays)
 
     setattr(run, f"_{kind}", work)
     setattr(run, "_round" if kind == "ask" else "_ask", None)  # the other is not called
@@ -430,14 +430,13 @@ def test_an_answer_is_written_down_and_given_again(tmp_path, secure, kind):
     assert run.answer(message(kind, attempt=2), b"two", reply) == b"bytes 2"
     assert made == [(b"one", task, False), (b"two", task, True)]
     kept = Answers(tmp_path)
-    upload = hashlib.sha256(masked.astype("<u8").tobytes()).hexdigest() if secure else ""
+    upload = shares.owner_hash(shares.hashes(masked, 3)) if secure else ""
     shapes = {"point_values": [5]} if secure else {}
-    assert kept.known == [Kept(1, n, task.hex(), upload, shapes, str(n == 2)) for n in (1, 2)]
+    used = {"session": IDS["session"], "masks": "07"} if secure else {}
+    assert kept.known == [Kept(1, n, task.hex(), upload, shapes, str(n == 2), **used) for n in (1, 2)]
+    assert kept.last_under(IDS["session"]) == ((1, 2, b"\x07") if secure else None)
     assert kept.last() == Last(1, 2, {"value": 5}, b"two", b"bytes 2")
-    number, sent = run._sent
-    assert number == int(secure)  # what left without masks is not kept
-    assert not secure or sent is masked
-    assert (tmp_path / "session.json").exists() == secure  # masks that were used are not used again
+    assert [set(found) for found in given] == [set(arrays) | ({"hashes"} if secure else set())] * 2
     # in another process, from the disk
     other = run_of(tmp_path, secure=secure, _audit=audit)
     assert other.answer(message(kind, attempt=2), b"two", None) == b"bytes 2"
@@ -617,7 +616,11 @@ def test_answers_under_masks_leave_with_their_shapes_alone(tmp_path, rows):
     assert values.tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     agreed = wire.digest(json.dumps(["study", NAMES, SIZES]).encode())
     assert given == {"round": 1, "attempt": 4, "digest": wire.digest(b"digest" + agreed), "saturate": True}
+    assert run._masks == given["digest"].hex()
     assert run.left == {"value": 2, "hessian": 4}
+    run._shown = "what was shown"
+    run._ask(message("ask", ASKED, round=1, attempt=5), b"digest", b"t", False)
+    assert run._session.asked[-1][1]["digest"] == wire.digest(b"digest" + agreed + b"what was shown")
 
 
 # -- sums that are passed on ---------------------------------------------------------------------------------
@@ -637,38 +640,53 @@ def uploads(count=3, values=(0.5, 2.0)):
     return np.stack([np.column_stack([encode(list(values)), encode([1.0])]) for _ in range(count)])
 
 
+def shown(right, place=1):
+    """What is passed on of uploads to a site."""
+    told = {"sum": decode(total(right)), "hashes": np.stack([shares.hashes(u, len(right)) for u in right])}
+    return {**told, "share": shares.share(list(right), place)}
+
+
 def test_masked_uploads_are_added_up_at_the_site(tmp_path):
     run, right = run_of(tmp_path, secure=True), uploads()
-    own = hashlib.sha256(np.ascontiguousarray(right[1], "<u8").tobytes()).hexdigest()
+    own = shares.owner_hash(shares.hashes(right[1], 3))
     run.answers.known = [Kept(3, 1, "t", "", {}), Kept(4, 1, "t", own, {"b": [1], "a": []})]
-    sums = run._sums(message("ask", {"passed_masked": right}), 4)
+    sums = run._sums(message("ask", {f"passed_{n}": a for n, a in shown(right).items()}), 4)
     assert {name: (a.shape, float(a.ravel()[0])) for name, a in sums.items()} == {
         "a": ((), 1.5),
         "b": ((1,), 6.0),
     }
-    for wrong in (right.astype(np.int64), right[0], right[:2], uploads(4), np.zeros((0, 2, 3), np.uint64)):
-        with pytest.raises(FederationError, match="uploads of round 4 were not passed on"):
-            run._summed({"masked": wrong}, 4)
-    with pytest.raises(FederationError, match="uploads of round 4 were not passed on"):
+    with pytest.raises(FederationError, match="sum of round 4 was not passed on"):
         run._summed({}, 4)
     with pytest.raises(FederationError, match="upload of round 3 is not its own"):
-        run._summed({"masked": right}, 3)
+        run._summed(shown(right), 3)
     moved = right.copy()
     moved[1, 0, 0] += np.uint64(1)
     with pytest.raises(FederationError, match="upload of round 4 is not its own"):
-        run._summed({"masked": moved}, 4)
-    # what this process has sent it knows without a hash, and only for that round
-    run.answers.known, run._sent = [], (4, right[1])
-    assert run._summed({"masked": right}, 4).tolist() == [1.5, 6.0]
-    for sent in ((3, right[1]), (4, moved[1]), (4, None)):
-        run._sent = sent
-        with pytest.raises(FederationError, match="upload of round 4 is not its own"):
-            run._summed({"masked": right}, 4)
-    run._sent = (4, right[1])
-    others = right.copy()
-    others[0, 0, 2] += np.uint64(1)
-    with pytest.raises(SecureSumError, match="do not cancel"):
-        run._summed({"masked": others}, 4)
+        run._summed(shown(moved), 4)
+
+
+def test_what_a_site_was_shown_is_known_when_nothing_is_shown_again(tmp_path):
+    """Masks are bound to it, and to what was shown in the rounds before."""
+    run = run_of(tmp_path, secure=True)
+    assert run._seen(message(), 1, b"t") == ""
+    told = {"passed_sum": np.ones(3), "passed_hashes": np.zeros((3, 1, 32), np.uint8)}
+    first = run._seen(message(arrays=told), 2, b"t")
+    alone = {**told, "passed_share": np.ones(2), "leaf_0": np.ones(1)}
+    assert run._seen(message(arrays=alone), 2, b"u") == first != ""  # which is the same at all sites
+    for other in (
+        {**told, "passed_sum": np.full(3, 2.0)},
+        {**told, "passed_hashes": told["passed_hashes"] + np.uint8(1)},
+    ):
+        assert run._seen(message(arrays=other), 2, b"t") not in ("", first)
+    run.answers.known = [
+        Kept(2, 1, b"t".hex(), "", {}, shown="old"),
+        Kept(2, 2, b"t".hex(), "", {}, shown=first),
+    ]
+    assert run._seen(message(), 2, b"t") == first
+    assert run._seen(message(), 2, b"u") == ""
+    after = run._seen(message(arrays=told), 3, b"t")
+    run.answers.known[-1] = run.answers.known[-1]._replace(shown="another")
+    assert run._seen(message(arrays=told), 3, b"t") not in ("", after)
 
 
 # -- rounds of chains ----------------------------------------------------------------------------------------
@@ -803,7 +821,7 @@ def test_what_was_answered_to_the_last_bit_may_be_asked_again_without_the_sum(
         assert run._langevin.tasks[0].leaves[0].tolist() == leaf.tolist()
         assert run._langevin.seen == []
     else:
-        with pytest.raises(FederationError, match="uploads of round 2 were not passed on"):
+        with pytest.raises(FederationError, match="sum of round 2 was not passed on"):
             round_of(run, leaf=leaf, number=3, again=True)
     run._summed = lambda passed, number: "total"
     with pytest.raises(FederationError, match="not the average"):  # where the sum is there it counts

@@ -22,10 +22,12 @@ Array = NDArray[Any]
 
 _MARK = b"FALD\x01"
 _TYPES = ("bool", "uint8", "int32", "uint32", "int64", "uint64", "float32", "float64")
+_NAMES = {order: kind for kind in _TYPES for order in (np.dtype(kind), np.dtype(kind).newbyteorder())}
 _MOST_HEADER = 4 * 2**20
 PREPARED = "prepared_"  # in front of the names of what sites send before the first round
 PASSED = "passed_"  # in front of the names of what the coordinator passes on of the round before
-PROTOCOL = 2  # of the messages; both ends must have the same
+SHARE = f"{PASSED}share"  # what each site is shown alone; the last array of its message
+PROTOCOL = 3  # of the messages; both ends must have the same
 MOST_BYTES = 2**30
 
 
@@ -59,10 +61,10 @@ def pack(
     """
     named = {name: np.asarray(a) for name, a in (arrays or {}).items()}
     plain = {name: np.ascontiguousarray(a, a.dtype.newbyteorder("<")) for name, a in named.items()}
-    for name, a in plain.items():
-        if a.dtype.name not in _TYPES:
+    for name, a in named.items():
+        if a.dtype not in _NAMES:
             raise FederationError(f"array {name!r} of type {a.dtype} cannot be sent")
-    shapes = [[name, a.dtype.name, list(a.shape)] for name, a in named.items()]
+    shapes = [[name, _NAMES[a.dtype], list(a.shape)] for name, a in named.items()]
     header = json.dumps({"kind": kind, "values": dict(values or {}), "arrays": shapes}).encode()
     header += b" " * (-(len(_MARK) + 4 + len(header)) % 8)  # arrays can be read where they are
     return b"".join([_MARK, struct.pack("<I", len(header)), header, *(a.data for a in plain.values())])
@@ -130,6 +132,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def digest(content: bytes) -> bytes:
-    """A hash by which a site recognises a task that it has answered."""
-    return hashlib.sha256(content).digest()
+def digest(content: bytes, message: Message | None = None) -> bytes:
+    """A hash by which a site recognises a task that it has answered.
+
+    Without what a message shows this site alone, so that all sites that were asked alike have the same.
+    """
+    alone = 0 if message is None or SHARE not in message.arrays else message.arrays[SHARE].nbytes
+    return hashlib.sha256(memoryview(content)[: len(content) - alone]).digest()

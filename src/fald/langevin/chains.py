@@ -181,6 +181,7 @@ class Chains:
 
     def save(self, store: Store) -> None:
         """Save new draws and the state; not where sinks were interrupted, and are ahead of it."""
+        self.engine.before_save(self.state)
         if not self.asked.sinks:
             store.save(self.state, self._records)
         elif not self._delivering:

@@ -90,6 +90,10 @@ class Engine(Protocol):
         """Run rounds; return the new state, the kept draws and the latest mean energy."""
         ...
 
+    def before_save(self, state: RunState) -> None:
+        """Get ready to go on from a state that is about to be saved."""
+        ...
+
     def costs(self, problem: Assignment, state: RunState) -> dict[str, np.ndarray]:
         """What the rounds so far have cost: ``rounds`` (chains,), and (chains, clients) for each client."""
         ...

@@ -126,6 +126,9 @@ class InProcess:
         full = problem.num_kept(state.round) + _draw_capacity(problem)
         return max(1, problem.round_of(full - 1) - state.round)
 
+    def before_save(self, state: RunState) -> None:
+        """Nothing: all that a run needs is in its state."""
+
     def advance(
         self, problem: Assignment, state: RunState, num_rounds: int
     ) -> tuple[RunState, Records, float]:

@@ -23,8 +23,8 @@ from fald.federation.coordinator.sites import (
     check_likelihoods,
     check_summed,
     masked_sum,
-    masked_uploads,
 )
+from fald.federation.secure import shares
 from fald.federation.secure.fixed_point import MASKED_BYTES
 from fald.federation.secure.session import split
 from fald.fewround.exchange import payload
@@ -89,11 +89,12 @@ class RemoteExchange:
         if not f.secure:
             sums = {name: sum(a[name] for a in answers[1:]) + answers[0][name] for name in answers[0]}
             f.pass_on(self._round, sums)
-            f.keep_passed()
+            self._keep()
             return sums
-        f.pass_on(self._round, masked_uploads(found))
-        f.keep_passed()
-        sums = split(masked_sum(found), wanted)
+        summed = masked_sum(found)
+        f.pass_on_masked(self._round, found, summed)
+        self._keep()
+        sums = split(summed, wanted)
         check_likelihoods(
             sums, f"a secure sum cannot say at which site, but the sums of round {self._round} have"
         )
@@ -110,8 +111,14 @@ class RemoteExchange:
             up = MASKED_BYTES * (up // 8 + 1)
         passed = self._passed
         if self._federation.audited:
-            self._passed = up * (len(self.names) if self._federation.secure else 1)
+            self._passed = up
+            if self._federation.secure:
+                self._passed = shares.shown_bytes(len(self.names), up // MASKED_BYTES)
         return down + passed, up
+
+    def _keep(self) -> None:
+        self._federation.hold_passed()
+        self._federation.keep_passed()
 
     def _check_request(self, arrays: Mapping[str, Array]) -> None:
         """Refuse to ask what no honest answers lead to: sites would, and be blamed."""
@@ -127,11 +134,13 @@ class RemoteExchange:
         """A site answers in the shapes of the request, whatever the others do."""
         if self._federation.secure:
             words = arrays.get("masked")
-            shapes = {n.removeprefix("shape_"): tuple(a) for n, a in arrays.items() if n != "masked"}
+            shapes = {n.removeprefix("shape_"): tuple(a) for n, a in arrays.items() if n.startswith("shape_")}
             if words is None or words.dtype != np.uint64:
                 raise FederationError("its reply is not under masks")
             size = 1 + sum(math.prod(shape) for shape in wanted.values())
-            if shapes != wanted or words.shape != (2, size):
+            rest = {name: a for name, a in arrays.items() if not name.startswith("shape_")}
+            check_arrays(rest, _masked_arrays(len(self.names), size))
+            if shapes != wanted:
                 raise FederationError("its reply does not have the shapes that were asked for")
         else:
             check_arrays(arrays, {name: (shape, np.float64) for name, shape in wanted.items()})
@@ -158,7 +167,7 @@ class RemoteEngine:
     def __init__(self, federation: Federation):
         self._federation = federation
         self._begun = False
-        self._saved = 0
+        self._saved = self._saving = 0
         self._compiled: tuple[Assignment, Any] | None = None
 
     def init(self, problem: Assignment, positions: jax.Array) -> RunState:
@@ -180,10 +189,10 @@ class RemoteEngine:
         spent, f = tally.totals(problem, state.memory[1], state.round), self._federation
         if f.secure:
             numbers = problem.model.dim + 1 + len(jax.tree.leaves(self._upload(problem).spent))
-            each = MASKED_BYTES * numbers
-            spent["bytes_up"] = np.full_like(spent["bytes_up"], state.round * each)
+            spent["bytes_up"] = np.full_like(spent["bytes_up"], state.round * MASKED_BYTES * numbers)
             if f.audited:
-                spent["bytes_down"] = spent["bytes_down"] + max(0, state.round - 1) * len(f.names) * each
+                each = shares.shown_bytes(len(f.names), numbers)
+                spent["bytes_down"] = spent["bytes_down"] + max(0, state.round - 1) * each
         return spent
 
     def replies(self) -> Mapping[str, Any]:
@@ -196,17 +205,21 @@ class RemoteEngine:
         """Run rounds, one message each."""
         if not self._begun:
             self._federation.begin()
-            self._begun = True
-        self._saved = state.round
+            self._begun, self._saving = True, state.round
         kept: list[tuple[Any, ...]] = []
         energy = math.nan
         for _ in range(num_rounds):
             state, record, energy = self._round(problem, state)
             if problem.num_kept(state.round) > problem.num_kept(state.round - 1):
                 kept.append(record)
-        self._federation.keep_passed()
+        self._federation.hold_passed()
         columns = [np.stack(c) for c in zip(*kept)] if kept else self._nothing(problem)
         return state, Records(*columns), energy
+
+    def before_save(self, state: RunState) -> None:
+        """Write down what a resumed run shows again, and what it goes back to until that is done."""
+        self._federation.keep_passed()
+        self._saved, self._saving = self._saving, state.round
 
     def locate(self, problem: Assignment, state: RunState, num_rounds: int) -> Failure:
         """Say that the average overflowed: uploads that are not finite are refused as they arrive."""
@@ -235,11 +248,14 @@ class RemoteEngine:
             expect=functools.partial(_expect, wanted, f.secure),
             most=size,
         )
+        summed = masked_sum(replies) if f.secure else np.zeros(0)
         if f.secure:
-            f.pass_on(index + 1, masked_uploads(replies))
+            f.pass_on_masked(index + 1, replies, summed)
         if f.arrival_based:
             drawn = self._arrived(drawn, replies)
-        uploads, weights = self._uploads(problem, drawn, replies, index + 1)
+        uploads, weights = (
+            self._summed(problem, summed, index + 1) if f.secure else self._uploads(problem, drawn, replies)
+        )
         topped = self._missing_noise(weight, drawn) if f.arrival_based else np.zeros(problem.num_chains)
         begun = begun._replace(drawn=begun.drawn._replace(weight=weights), messages=())
         server, (position, energy, apart) = finish(
@@ -247,7 +263,9 @@ class RemoteEngine:
         )
         if f.secure:  # what each site did is not to be seen
             apart = np.full(drawn.weight.shape, np.nan)
-        counters = tally.count(state.memory[1], drawn, self._spent(problem, drawn, replies), len(f.names))
+        counters = tally.count(
+            state.memory[1], drawn, self._spent(problem, drawn, replies, summed), len(f.names)
+        )
         record = (
             index + 1,
             np.asarray(position),
@@ -292,21 +310,22 @@ class RemoteEngine:
         if not self._federation.secure:
             return {f"leaf_{i}": (a.shape, a.dtype) for i, a in enumerate(jax.tree.leaves(shapes))}
         count = dim + 1 + len(jax.tree.leaves(shapes.spent))
-        return {"masked": ((2, chains * count + 1), np.uint64)}
+        return _masked_arrays(len(self._federation.names), chains * count + 1)
 
-    def _uploads(
-        self, problem: Assignment, drawn: Drawn, replies: Replies, number: int
-    ) -> tuple[Upload, jax.Array]:
-        """Uploads with slots in front, and their weights (chains, slots); a sum is one slot of weight one."""
+    def _summed(self, problem: Assignment, summed: Array, number: int) -> tuple[Upload, jax.Array]:
+        """The sum of all uploads as one slot of weight one."""
         chains, dim = problem.num_chains, problem.model.dim
-        if self._federation.secure:
-            flat = masked_sum(replies).astype(float_dtype())
-            check_summed(flat, number)
-            position, energy = (
-                flat[: chains * dim].reshape(1, chains, dim),
-                flat[chains * dim : chains * (dim + 1)].reshape(1, chains),
-            )
-            return Upload(jnp.asarray(position), jnp.asarray(energy)), jnp.ones((chains, 1), float_dtype())
+        flat = summed.astype(float_dtype())
+        check_summed(flat, number)
+        position, energy = (
+            flat[: chains * dim].reshape(1, chains, dim),
+            flat[chains * dim : chains * (dim + 1)].reshape(1, chains),
+        )
+        return Upload(jnp.asarray(position), jnp.asarray(energy)), jnp.ones((chains, 1), float_dtype())
+
+    def _uploads(self, problem: Assignment, drawn: Drawn, replies: Replies) -> tuple[Upload, jax.Array]:
+        """Uploads with slots in front, and their weights (chains, slots)."""
+        chains = problem.num_chains
         structure = jax.tree.structure(self._upload(problem))
         gathered = []
         for i, like in enumerate(jax.tree.leaves(self._upload(problem))):
@@ -317,7 +336,7 @@ class RemoteEngine:
             gathered.append(jnp.asarray(full[drawn.client.T, np.arange(chains)[None, :]]))
         return jax.tree.unflatten(structure, gathered), jnp.asarray(drawn.weight)
 
-    def _spent(self, problem: Assignment, drawn: Drawn, replies: Replies) -> PyTree:
+    def _spent(self, problem: Assignment, drawn: Drawn, replies: Replies, summed: Array) -> PyTree:
         """What uploads say they cost, (slots, chains); ``()`` where it is always the same.
 
         Behind a secure sum every site is taken to have the mean.
@@ -329,7 +348,7 @@ class RemoteEngine:
         count = len(jax.tree.leaves(self._upload(problem)))
         names, chains = self._federation.names, problem.num_chains
         if self._federation.secure:
-            told = masked_sum(replies)[chains * (problem.model.dim + 1) :].reshape(len(leaves), chains)
+            told = summed[chains * (problem.model.dim + 1) :].reshape(len(leaves), chains)
             return jax.tree.unflatten(structure, [jnp.asarray(np.rint(a / len(names))) for a in told])
         out = []
         for i, leaf in enumerate(leaves):
@@ -379,6 +398,11 @@ def _expect(wanted: Mapping[str, Any], secure: bool, arrays: dict[str, Array]) -
     check_arrays(arrays, wanted)
     if not secure:
         check_finite(arrays, list(wanted))
+
+
+def _masked_arrays(sites: int, columns: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """Arrays of a reply under masks."""
+    return {"masked": ((2, columns), np.uint64), "hashes": (shares.hashes_shape(sites, columns), np.uint8)}
 
 
 class _Functions(NamedTuple):

@@ -22,8 +22,9 @@ from fald.core.version import __version__, differences, library_versions
 from fald.federation import wire
 from fald.federation.folder import CLOCK
 from fald.federation.link import Arrival, Link
+from fald.federation.secure import shares
 from fald.federation.secure.session import FEWEST_SITES, unmask_sum
-from fald.federation.wire import PASSED, PREPARED, PROTOCOL
+from fald.federation.wire import PASSED, PREPARED, PROTOCOL, SHARE
 from fald.fewround.site import ARRAYS
 from fald.problem.data import FederatedData
 from fald.problem.families import versions
@@ -51,6 +52,14 @@ class Replies(NamedTuple):
 
     arrays: dict[str, dict[str, Array]]
     status: dict[str, dict[str, Any]]
+
+
+class _Passed(NamedTuple):
+    """What sites are shown of a round: to all alike by name, and uploads of which each sees its share."""
+
+    round: int
+    alike: dict[str, Array]
+    uploads: list[Array]
 
 
 class Federation:
@@ -85,10 +94,12 @@ class Federation:
         self.options: FederationSection = study.federation
         self.session = secrets.token_hex(8)
         self._tell, self._kept = tell, kept
-        self._passed: tuple[int, dict[str, Array]] = (0, {})
+        self._passed = self._to_keep = _Passed(0, {}, [])
         if kept is not None and kept.exists():
             stored = wire.unpack(kept.read_bytes())
-            self._passed = (stored.values["round"], stored.arrays)
+            uploads = [a for name, a in stored.arrays.items() if not name.startswith(PASSED)]
+            alike = {name: a for name, a in stored.arrays.items() if name.startswith(PASSED)}
+            self._passed = _Passed(stored.values["round"], alike, uploads)
         self._status: dict[str, dict[str, Any]] = {}
         self.dropouts: list[dict[str, Any]] = []
         self.versions: dict[str, list[str]] = {}  # by site, libraries and clocks that differ from those here
@@ -214,18 +225,36 @@ class Federation:
         """Let the sites forget the keys of the run; a site that is gone keeps them until the next one."""
         self.link.send(dict.fromkeys(self.names, wire.pack("end", self._ids())), timeout=10.0)
 
-    def pass_on(self, number: int, arrays: Mapping[str, Array]) -> None:
+    def pass_on(self, number: int, sums: Mapping[str, Array]) -> None:
         """Remember what a round gave, as sites that audit will see it with the next request."""
         if self.audited:
-            self._passed = (number, {PASSED + name: a for name, a in arrays.items()})
+            self._passed = _Passed(number, {PASSED + name: a for name, a in sums.items()}, [])
+
+    def pass_on_masked(self, number: int, replies: Replies, summed: Array) -> None:
+        """Remember a sum under masks, and what the sites need to check it."""
+        if self.audited:
+            each = replies.arrays.values()
+            alike = {
+                "sum": np.append(summed, float(len(each))),
+                "hashes": np.stack([a["hashes"] for a in each]),
+            }
+            uploads = [a["masked"] for a in each]
+            self._passed = _Passed(number, {PASSED + name: a for name, a in alike.items()}, uploads)
+
+    def hold_passed(self) -> None:
+        """What the latest round gave belongs to the rounds that the next ``keep_passed`` saves."""
+        self._to_keep = self._passed
 
     def keep_passed(self) -> None:
-        """Write down what the latest round gave, before the run is saved: a resumed one shows it again.
+        """Write down what was held, before the run is saved: a resumed one shows it again.
 
         Rounds since the last saved one are asked again then, and give again what is to be shown.
         """
-        if self._kept is not None and self._passed[0]:
-            write_atomically(self._kept, wire.pack("passed", {"round": self._passed[0]}, self._passed[1]))
+        passed = self._to_keep
+        if self._kept is not None and passed.round:
+            uploads = {f"upload_{i}": a for i, a in enumerate(passed.uploads)}
+            content = wire.pack("passed", {"round": passed.round}, {**passed.alike, **uploads})
+            write_atomically(self._kept, content)
 
     def replies(self) -> dict[str, dict[str, Any]]:
         """How the sites answered in the latest round."""
@@ -247,7 +276,7 @@ class Federation:
         Parameters
         ----------
         kind, number, values, arrays
-            The task; every site gets the same bytes.
+            The task; every site gets the same bytes, and then its share of the sum before.
         among
             Sites to ask; default: all.
         expect
@@ -256,8 +285,8 @@ class Federation:
             Bytes that a reply may have, a little more is let through.
         """
         names = self.names if among is None else sorted(among)
-        if self._passed[0] == number - 1:
-            arrays = {**arrays, **self._passed[1]}
+        passed = self._passed if self._passed.round == number - 1 else _Passed(0, {}, [])
+        arrays = {**arrays, **passed.alike}
         arrived: dict[str, dict[str, Array]] = {}
         self._status = {}
         for attempt in range(1, self._attempts() + 1):
@@ -265,8 +294,12 @@ class Federation:
             if self.secure:
                 arrived = {}
             told = {"round": number, "attempt": attempt, **self._ids(), **values}
-            message = wire.pack(kind, told, arrays)
-            found = self._reach(dict.fromkeys(missing, message), self.options.timeout, in_round=True)
+            if passed.uploads:
+                share = {n: shares.share(passed.uploads, self.names.index(n)) for n in missing}
+                messages = {n: wire.pack(kind, told, {**arrays, SHARE: share[n]}) for n in missing}
+            else:
+                messages = dict.fromkeys(missing, wire.pack(kind, told, arrays))
+            found = self._reach(messages, self.options.timeout, in_round=True)
             for name, arrival in found.items():
                 self._status[name] = {"seconds": arrival.seconds, "status": arrival.problem or "answered"}
                 if arrival.content is None:
@@ -413,11 +446,6 @@ def check_arrays(arrays: Mapping[str, Array], wanted: Mapping[str, tuple[tuple[i
     expected = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype) in wanted.items()}
     if found != expected:
         raise FederationError("its reply does not have the shapes that were asked for")
-
-
-def masked_uploads(replies: Replies) -> dict[str, Array]:
-    """All masked uploads of a round, sites in front: singly they tell nothing."""
-    return {"masked": np.stack([arrays["masked"] for arrays in replies.arrays.values()])}
 
 
 def masked_sum(replies: Replies) -> Array:

@@ -30,7 +30,7 @@ _TO_LOW = 2.0**64
 _LOST = np.uint64(48)  # bit of a high word from which terms that are −∞ are counted
 _NONE = np.uint64(56)  # and from which those that are no number
 _ONE = np.uint64(1)
-_PART = 4096  # numbers at a time: what is needed on the way stays small, and in the cache
+_PART = 8192  # numbers at a time: what is needed on the way stays small, and in the cache
 _ONE_WORD = 2.0**7  # what is smaller fits a low word; the high word repeats its sign
 
 
@@ -63,26 +63,31 @@ def encode(values: ArrayLike, *, saturate: bool = False) -> Words:
     x = np.asarray(values, np.float64)
     if x.ndim != 1:
         raise ValueError(f"values must have one dimension; got shape {x.shape}")
-    fits = np.abs(x) < LIMIT  # False for NaN
-    if not fits.all():
-        if not saturate:
-            raise _refused(x, fits)
-        low, x = x <= -LIMIT, np.where(fits, x, 0.0)
     words = np.empty((2, len(x)), np.uint64)
     for part in _parts(len(x)):
-        size = np.abs(x[part])
-        if np.all(size < _ONE_WORD):
-            low_word = np.rint(x[part] * 2.0**FRACTION_BITS).astype(np.int64)
-            words[:, part] = np.stack([low_word, low_word >> 63]).view(np.uint64)
-            continue
-        size *= _TO_HIGH
-        high = np.floor(size)
-        words[0, part] = np.rint((size - high) * _TO_LOW)  # a float64 below one stays below one: no carry
-        words[1, part] = high
-        _negate(words[:, part], x[part] < 0)
-    if not fits.all():
-        words[1, ~fits] = np.where(low[~fits], _ONE << _LOST, _ONE << _NONE)
+        if np.abs(x[part]).max() < _ONE_WORD:  # False for NaN
+            low, high = words[:, part].view(np.int64)
+            scaled = x[part] * 2.0**FRACTION_BITS
+            low[:] = np.rint(scaled, out=scaled)
+            np.right_shift(low, 63, out=high)
+        else:
+            _encode(x, part, words[:, part], saturate)
     return words
+
+
+def _encode(x: NDArray[np.float64], part: slice, words: Words, saturate: bool) -> None:
+    size = np.abs(x[part])
+    fits = size < LIMIT  # False for NaN
+    if not fits.all():
+        if not saturate:
+            raise _refused(x)
+        size[~fits] = 0.0
+    size *= _TO_HIGH
+    high = np.floor(size)
+    words[0] = np.rint((size - high) * _TO_LOW)  # a float64 below one stays below one: no carry
+    words[1] = high
+    _negate(words, (x[part] < 0) & fits)
+    words[1, ~fits] = np.where(x[part][~fits] <= -LIMIT, _ONE << _LOST, _ONE << _NONE)
 
 
 def decode(words: Words, terms: int = MOST_TERMS) -> NDArray[np.float64]:
@@ -199,8 +204,8 @@ def fixed_point_sum(values: Sequence[ArrayLike], *, saturate: bool = False) -> N
     return decode(total(encode(v, saturate=saturate) for v in values), len(values))
 
 
-def _refused(x: NDArray[Any], fits: NDArray[np.bool_]) -> NonFiniteError:
-    place = int(np.argmin(fits))
+def _refused(x: NDArray[Any]) -> NonFiniteError:
+    place = int(np.argmin(np.abs(x) < LIMIT))
     if not np.isfinite(x[place]):
         return NonFiniteError(
             f"entry {place} of {len(x)} to be summed is not finite",

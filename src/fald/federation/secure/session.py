@@ -45,6 +45,7 @@ __all__ = ["FEWEST_SITES", "Identity", "Session", "check_shares", "fixed_point_s
 
 PROTOCOL = "fald secure sum 1"
 FEWEST_SITES = 3
+_ZEROS = memoryview(bytes(1 << 16))  # what is encrypted to get a stream
 
 
 class _Answer(NamedTuple):
@@ -97,31 +98,33 @@ class Session:
         self._last: _Answer | None = None
 
     def export(self) -> dict[str, Any]:
-        """All that the session is, for a site whose next message another process will answer.
+        """The session's keys, for a site whose next message another process will answer.
 
-        It holds the session's private key: write it where only its owner may read, and remove it at the end.
+        The private one is among them: write them where only their owner may read, and remove them at the end.
         """
-        last = self._last
         return {
             "name": self.name,
             "run": self.run,
             "key": self._key.private_bytes_raw().hex(),
             "pairs": {name: pair.hex() for name, pair in self._pairs.items()},
             "transcript": self._transcript.hex(),
-            "last": None if last is None else [last.round, last.attempt, last.digest.hex()],
         }
 
     @classmethod
-    def restore(cls, identity: Identity, exported: Mapping[str, Any]) -> Session:
-        """The session that ``export`` wrote down. What it answered last cannot be asked for again."""
+    def restore(
+        cls, identity: Identity, exported: Mapping[str, Any], last: tuple[int, int, bytes] | None = None
+    ) -> Session:
+        """The session that ``export`` wrote down.
+
+        ``last`` has round, attempt and digest of what it answered last, which cannot be asked for again;
+        None: it has answered nothing.
+        """
         session = cls(identity, exported["name"], exported["run"])
         session._key = X25519PrivateKey.from_private_bytes(bytes.fromhex(exported["key"]))
         session._hello = session._introduced()
         session._pairs = {name: bytes.fromhex(pair) for name, pair in exported["pairs"].items()}
         session._transcript = bytes.fromhex(exported["transcript"])
-        if exported["last"] is not None:
-            round, attempt, digest = exported["last"]
-            session._last = _Answer(round, attempt, bytes.fromhex(digest), None)
+        session._last = None if last is None else _Answer(*last, None)
         return session
 
     def _introduced(self) -> dict[str, str]:
@@ -245,7 +248,7 @@ class Session:
             )
         if last.upload is None:
             raise SecureSumError(f"round {round}, attempt {attempt} was answered by another process")
-        return last.upload.copy()
+        return last.upload
 
     def mask(
         self,
@@ -293,13 +296,15 @@ class Session:
         if done is not None:
             return done
         upload = np.column_stack([encode(values, saturate=saturate), encode([1.0])])
+        stream = np.empty(upload.shape, "<u8")
         use = _joined(PROTOCOL, round, attempt, upload.shape[1], digest, *self.roster)
         for name in self.roster:
             if name != self.name:
-                stream = _stream(self._pairs[name], use, upload.shape[1])
+                _fill(stream, self._pairs[name], use)
                 (add if self.name < name else subtract)(upload, stream, upload)
+        upload.flags.writeable = False
         self._last = _Answer(round, attempt, digest, upload)
-        return upload.copy()
+        return upload
 
 
 def check_shares(weights: ArrayLike, sizes: Sequence[int]) -> None:
@@ -402,12 +407,12 @@ def _joined(*fields: str | bytes | int) -> bytes:
     return b"".join(len(r).to_bytes(8, "big") + r for r in raw)
 
 
-def _stream(pair: bytes, use: bytes, count: int) -> Words:
+def _fill(stream: NDArray[Any], pair: bytes, use: bytes) -> None:
+    """Overwrite an array by the stream of two sites for one use."""
     key = HKDFExpand(algorithm=SHA256(), length=32, info=use).derive(pair)
     # a key is used for one stream, so the nonce may be constant
     encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-    return (
-        np.frombuffer(encryptor.update(bytes(16 * count)), "<u8")
-        .reshape(2, count)
-        .astype(np.uint64, copy=False)
-    )
+    content = memoryview(stream.data).cast("B")
+    for start in range(0, len(content), len(_ZEROS)):
+        part = content[start : start + len(_ZEROS)]
+        encryptor.update_into(_ZEROS[: len(part)], part)

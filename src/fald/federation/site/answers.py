@@ -27,6 +27,10 @@ class Kept(NamedTuple):
         Shapes of what left, by name.
     broadcast
         Hash of the broadcast that the site found itself and answered; empty where it does not audit chains.
+    shown
+        Hash of what the site was shown of the rounds before; empty where it was shown nothing.
+    session, masks
+        Session under whose masks the numbers left, and the hash that these were bound to; empty without.
     """
 
     round: int
@@ -35,6 +39,9 @@ class Kept(NamedTuple):
     upload: str
     shapes: dict[str, list[int]]
     broadcast: str = ""
+    shown: str = ""
+    session: str = ""
+    masks: str = ""
 
 
 class Last(NamedTuple):
@@ -89,6 +96,11 @@ class Answers:
     def of(self, number: int) -> list[Kept]:
         """The answers to one round."""
         return [a for a in self.known if a.round == number]
+
+    def last_under(self, session: str) -> tuple[int, int, bytes] | None:
+        """Round, attempt and hash of the latest masks of a session; None where it has used none."""
+        used = [(a.round, a.attempt, bytes.fromhex(a.masks)) for a in self.known if a.session == session]
+        return max(used, default=None)
 
     def add(self, answered: Kept, last: Last) -> None:
         """Write an answer down; it may leave when this returns.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ class Record:
 
     def __init__(self, state: Path, identity: Identity):
         self._state, self._identity = state, identity
+        self._files = [str(state / name) for name in (RECORD, SEAL)]
+        self._known: tuple[list[tuple[int, int, int]], int, str] | None = None  # the end, by the two files
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """Write a line; what it tells of may leave the site when this returns.
@@ -45,13 +48,20 @@ class Record:
             If it cannot be written, or the seal is not that of this site.
         """
         with locked(self._state / f"{RECORD}.lock"):
-            number, before = self._end()
+            known = self._known is not None and self._known[0] == self._stamps() and self._known[1:]
+            number, before = known or self._end()
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             line = _text({"line": number + 1, "time": now, **_short(dict(entry)), "before": before})
             append_line(self._state / RECORD, line.encode() + b"\n")
             end = {"lines": number + 1, "hash": _hash(line)}
             seal = {**end, "signature": self._identity.sign(_text(end).encode())}
             write_atomically(self._state / SEAL, _text(seal).encode())
+            self._known = (self._stamps(), number + 1, end["hash"])
+
+    def _stamps(self) -> list[tuple[int, int, int]]:
+        """What tells whether another process has added a line since, or a file was changed."""
+        found = [os.stat(path) for path in self._files if os.path.exists(path)]
+        return [(f.st_ino, f.st_size, f.st_mtime_ns) for f in found]
 
     def _end(self) -> tuple[int, str]:
         """The number of the last line and its hash; a line that a crash left without a seal counts."""

@@ -20,14 +20,15 @@ from fald.core.errors import FederationError, PolicyError
 from fald.core.files import write_atomically
 from fald.core.reveals import check_preparation, shows_curvature
 from fald.federation import wire
-from fald.federation.secure.session import Identity, Session, check_shares, split, unmask_sum
+from fald.federation.secure import shares
+from fald.federation.secure.session import Identity, Session, check_shares, split
 from fald.federation.site.account import Account, check_weights, open_account
 from fald.federation.site.answers import Answers, Kept, Last
 from fald.federation.site.audit import FewRoundAudit, digest_of, public_root, same, start_of
 from fald.federation.site.langevin import LangevinSite, Task
 from fald.federation.site.ledger import SiteLedger
 from fald.federation.site.policy import Policy
-from fald.federation.wire import PASSED, PREPARED
+from fald.federation.wire import PASSED, PREPARED, SHARE
 from fald.fewround.methods import requests_of
 from fald.fewround.rounding import rounded
 from fald.fewround.site import ANSWERS, ARRAYS, Answer, answer, asked, check_answer, check_request, expand
@@ -108,10 +109,11 @@ class SiteRun:
         self.hello: dict[str, str] = {}
         self.answers = Answers(folder)
         self._broadcast = ""  # hash of what the last answer was to, where the site found it itself
+        self._shown = ""  # hash of what the site was shown of the rounds before it
+        self._masks = ""  # hash that its masks were bound to
         self.left: dict[str, int] = {}  # kinds of numbers that the last answer made leave, and how many
         self.epsilon: float | None = None  # charged so far
         self._session: Session | None = None
-        self._sent: tuple[int, Array] = (0, np.zeros(0))  # what left last under masks, and in which round
         self._rows: Site | None = None
         self._langevin: LangevinSite | None = None
         self._account: Account | None = None
@@ -207,7 +209,8 @@ class SiteRun:
         """Go on in another process."""
         keys = self.about.pop("keys", None)
         if keys is not None:
-            self._session = Session.restore(self.site.identity, keys)
+            last = self.answers.last_under(self.about["session"])
+            self._session = Session.restore(self.site.identity, keys, last)
 
     # -- rounds -----------------------------------------------------------------------------------------
 
@@ -223,25 +226,38 @@ class SiteRun:
         reply
             Makes the bytes that leave.
         """
-        self.left, self._broadcast = {}, ""
+        self.left, self._broadcast, self._masks = {}, "", ""
         number, attempt = message.values["round"], message.values["attempt"]
         task, last = self._task(message), self.answers.last()
         if last is not None and digest == last.digest:
             self.left = last.left  # once more
             return last.reply
         again = self._check_order(number, attempt, task, last)
+        self._shown = self._seen(message, number, task)
         arrays = (self._ask if message.kind == "ask" else self._round)(message, digest, task, again)
+        upload = ""
+        if "masked" in arrays:
+            arrays["hashes"] = shares.hashes(arrays["masked"], len(self.frozen.names))
+            upload = shares.owner_hash(arrays["hashes"])
         content = reply(arrays)
-        if self._session is not None:
-            self._save()
-        masked = arrays.get("masked")
-        upload = "" if masked is None else _words_digest(masked)
         shapes = {n.removeprefix("shape_"): a.tolist() for n, a in arrays.items() if n.startswith("shape_")}
-        kept = Kept(number, attempt, task.hex(), upload, shapes, self._broadcast)
+        session = self.about["session"] if self._masks else ""
+        about = {"broadcast": self._broadcast, "shown": self._shown, "session": session, "masks": self._masks}
+        kept = Kept(number, attempt, task.hex(), upload, shapes, **about)
         self.answers.add(kept, Last(number, attempt, self.left, digest, content))
-        if masked is not None:
-            self._sent = (number, masked)
         return content
+
+    def _seen(self, message: wire.Message, number: int, task: bytes) -> str:
+        """Hash of what the site has been shown of all rounds before; of a round asked again, then or now.
+
+        Masks are bound to it: sites that were each shown something else give no sum later either, when the
+        round is asked again and nothing is shown.
+        """
+        shown = {n: a for n, a in message.arrays.items() if n.startswith(PASSED) and n != SHARE}
+        if not shown:
+            return next((a.shown for a in reversed(self.answers.of(number)) if a.task == task.hex()), "")
+        before = next((a.shown for a in reversed(self.answers.of(number - 1))), "")
+        return wire.digest(before.encode() + wire.digest(wire.pack("shown", {}, shown))).hex()
 
     def _task(self, message: wire.Message) -> bytes:
         """Hash of what is asked, whatever the session, the attempt, and what is passed on with it."""
@@ -325,20 +341,8 @@ class SiteRun:
 
     def _summed(self, passed: Mapping[str, Array], number: int) -> Array:
         """The sum of all masked uploads of a round, this site's own among them."""
-        uploads = passed.get("masked", np.zeros((0, 2, 1), np.uint64))
-        if uploads.dtype != np.uint64 or uploads.ndim != 3 or len(uploads) != len(self.frozen.names):
-            raise FederationError(
-                f"the uploads of round {number} were not passed on, and this site audits (audit)"
-            )
-        own, (answered, sent) = uploads[self._place], self._sent
         known = {a.upload for a in self.answers.of(number)}
-        same_round = sent is not None and answered == number
-        mine = (same_round and np.array_equal(own, sent)) or _words_digest(own) in known
-        if not mine:
-            raise FederationError(
-                f"what was passed on as this site's upload of round {number} is not its own"
-            )
-        return unmask_sum(list(uploads))
+        return shares.check(passed, self.frozen.names, self._place, known, number)
 
     def _round(self, message: wire.Message, digest: bytes, task: bytes, again: bool) -> dict[str, Array]:
         """Take the local steps of a round; with a secure sum only the masked weighted part leaves."""
@@ -418,11 +422,13 @@ class SiteRun:
         What is no number becomes a fixed value, and its sum is none: a refusal would name the site.
         """
         assert self._session is not None
+        bound = wire.digest(digest + self._agreed + self._shown.encode())
+        self._masks = bound.hex()
         return self._session.mask(
             flat,
             round=message.values["round"],
             attempt=message.values["attempt"],
-            digest=wire.digest(digest + self._agreed),
+            digest=bound,
             saturate=True,
         )
 
@@ -471,10 +477,6 @@ def about_rows() -> Iterator[None]:
 
 class RowsError(FederationError):
     """Something about the rows of a site, which is not told."""
-
-
-def _words_digest(words: Array) -> str:
-    return hashlib.sha256(np.ascontiguousarray(words, "<u8").data).hexdigest()
 
 
 def _leaves_digest(leaves: list[Array]) -> str:

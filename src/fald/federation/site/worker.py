@@ -99,9 +99,12 @@ class SiteWorker:
         """Answer a message; whatever goes wrong becomes a refusal that names no value."""
         about: dict[str, Any] = {}
         self._told = {"asked": "", "by": self.settings.coordinator}
-        digest = functools.cache(lambda: wire.digest(content))  # of megabytes: at most once, where needed
+        message: list[wire.Message] = []  # once it was read
+        # of megabytes: at most once, where needed
+        digest = functools.cache(lambda: wire.digest(content, *message))
         try:
-            reply = self._handled(content, about, digest)
+            message.append(wire.unpack(content))
+            reply = self._handled(content, message[0], about, digest)
             if self._told:  # another process writes its own lines
                 self._record.add({**self._told, "digest": digest().hex()})
             return reply
@@ -109,8 +112,9 @@ class SiteWorker:
             self._told["digest"] = digest().hex()
             return self._refuse(about, error)
 
-    def _handled(self, content: bytes, about: dict[str, Any], digest: Callable[[], bytes]) -> bytes:
-        message = wire.unpack(content)
+    def _handled(
+        self, content: bytes, message: wire.Message, about: dict[str, Any], digest: Callable[[], bytes]
+    ) -> bytes:
         self._told["asked"] = message.kind[:40]
         check_message(message)
         keys = ("run", "session", "round", "attempt")
