@@ -97,8 +97,30 @@ def test_a_schedule_is_followed_step_by_step():
     near = replace(problem, start=np.zeros(1))
     assert predict.predict(near, setting, 5).forgotten == 0
     for wrong in ({"batch_size": 2}, {"preconditioner": "rms"}):
-        with pytest.raises(ConfigError, match=next(iter(wrong)).replace("_", "-")):
-            predict.predict(problem, replace(setting, **wrong), 3)
+        for look in (predict.predict, lambda *given: predict.trajectory(*given[:2], [3])):
+            with pytest.raises(ConfigError, match=next(iter(wrong)).replace("_", "-")):
+                look(problem, replace(setting, **wrong), 3)
+
+
+def test_along_a_schedule_the_worst_parameter_counts():
+    curved = np.array([2.0, 5.0])
+    both = replace(Problem.from_gaussian([np.diag(curved)], [[0.0, 0.0]], [1.0]), start=np.array([0.5, -3.0]))
+    setting = Setting(2, piecewise([(0, 0.1), (5, 0.02)]))
+    found = predict.trajectory(both, setting, [0, 3, 30])
+    alone = [
+        predict.trajectory(
+            replace(Problem.from_gaussian([[[h]]], [[0.0]], [1.0]), start=np.array([start])),
+            setting,
+            [0, 3, 30],
+        )
+        for h, start in zip(curved, both.start)
+    ]
+    for name in ("bias", "sd_error"):
+        parts = np.array([getattr(one, name) for one in alone])
+        np.testing.assert_allclose(getattr(found, name), parts.max(axis=0), rtol=1e-6, atol=1e-9)
+        assert np.abs(parts[0] / parts[1] - 1)[1] > 0.1  # the twin: they differ
+    at = predict.predict(both, setting, 3)
+    assert (at.bias, at.sd_error) == pytest.approx((found.bias[1], found.sd_error[1]), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +220,16 @@ def test_changes_that_would_help_are_those_that_change_something(changes, added)
     assert len(set(found.values())) == len(found)
 
 
+def test_the_error_of_a_change_is_that_of_the_worst_parameter():
+    curved = [np.diag([1.0, 30.0]), np.diag([3.0, 2.0])]
+    problem = Problem.from_gaussian(curved, [[0.0, 1.0], [1.0, -1.0]], [0.5, 0.5])
+    setting = Setting(5, 0.01)
+    limit = predict.predict(problem, setting)
+    assert predict.what_if(problem, setting)["as it is"] == pytest.approx(max(limit.bias, limit.sd_error))
+    parts = np.abs([*limit.shifts, *limit.sd_errors])
+    assert len(set(np.round(parts, 6))) == 4  # the twin: any other would not do
+
+
 # -- the front ------------------------------------------------------------------------------------------
 
 
@@ -249,6 +281,11 @@ def test_points_of_a_setting_have_the_rounds_and_errors_of_its_law(monkeypatch):
 
     monkeypatch.setattr(front, "chain", refused)
     assert front._points(TWO, goal, setting, errors=(0.2,), privacy_fn=None) == []
+
+
+def test_shared_noise_alone_protects_nobody():
+    assert math.isinf(front.privacy_loss(TWO, Setting(1, 0.1, 1.0), 10, 1))
+    assert front.privacy_loss(TWO, Setting(1, 0.1, 0.999999), 10, 1) > 1e3
 
 
 def test_the_grid_of_the_front_halves_steps_until_all_is_reached(monkeypatch):
