@@ -468,3 +468,73 @@ def test_a_run_with_twice_the_step_is_measured_beside_the_first(monkeypatch):
 
     monkeypatch.setattr(checks, "sample", stopped)
     assert checks._measured_change(base, model, "data", {"num_rounds": 100}) is None
+
+
+def tree_of(chains, draws, **changes):
+    return SimpleNamespace(
+        children={"posterior": SimpleNamespace(sizes={"chain": chains, "draw": draws})},
+        settings={**USUAL, "step_size": 0.05, **changes},
+    )
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """Checks of a run that tell what they looked at."""
+    looked = []
+
+    def noted(name, value):
+        return lambda *given, **named: looked.append((name, given, named)) or value
+
+    monkeypatch.setattr(checks, "require_posterior", noted("posterior", None))
+    monkeypatch.setattr(checks, "settings_of", lambda tree: tree.settings)
+    monkeypatch.setattr(
+        checks, "flat_positions", lambda model, tree: np.arange(24.0, dtype=np.float32).reshape(12, 2)
+    )
+    monkeypatch.setattr(checks, "_halves", lambda draws, tree: {"halves": draws.shape})
+    monkeypatch.setattr(checks, "_drift", lambda tree, size: {"drift": size})
+    monkeypatch.setattr(checks, "local_models", noted("models", (TWO, 3)))
+    monkeypatch.setattr(checks, "_measured_change", noted("run again", {"shift": 0.1}))
+    return looked
+
+
+MODEL, DATA = SimpleNamespace(dim=2), SimpleNamespace(num_rows=10)
+
+
+def test_a_finished_run_is_measured_predicted_and_run_again(looked):
+    tree = tree_of(3, 4)
+    found = checks.checks(tree, MODEL, DATA)
+    draws = np.arange(24.0).reshape(3, 4, 2)
+    np.testing.assert_array_equal(checks._by_chain(tree, MODEL), draws)
+    assert found["measured"]["halves"] == (3, 4, 2)
+    size = math.sqrt(np.trace(np.cov(draws.reshape(-1, 2).T)))
+    assert found["measured"]["drift"] == pytest.approx(size)
+    setting = checks.setting_of(tree.settings)[0]
+    assert found["doubling"] == {"predicted": checks._predicted_change(TWO, setting), "measured": None}
+    assert found["predicted"]["bias"] == predict.predict(TWO, setting).bias
+    assert [name for name, *_ in looked] == ["posterior", "models"]
+    again = checks.checks(tree, MODEL, DATA, doubling_rounds=80, seed=9)
+    assert again["doubling"]["measured"] == {"shift": 0.1}
+    twice = {**setting.arguments(), "step_size": 0.1, "num_rounds": 80, "rng_key": 9}
+    assert looked[-1] == ("run again", (tree, MODEL, DATA, twice), {})
+
+
+def test_of_a_private_run_nothing_is_made_from_rows(looked):
+    found = checks.checks(tree_of(3, 4, privacy={"delta": 1e-6}), MODEL, DATA, doubling_rounds=80)
+    assert [name for name, *_ in looked] == ["posterior"]
+    assert found["doubling"] == {"predicted": None, "measured": None}
+    assert (found["predicted"], found["measured"]["halves"]) == (None, (3, 4, 2))
+
+
+def test_what_has_no_law_or_takes_too_long_is_measured_alone(looked):
+    found = checks.checks(tree_of(3, 4, clip_norm=1.0), MODEL, DATA, doubling_rounds=80)
+    assert [name for name, *_ in looked] == ["posterior"]
+    assert found["doubling"] == {"predicted": None, "measured": None}
+    looked.clear()
+    large = SimpleNamespace(num_rows=50_000_001)  # times four: more than 2e8
+    found = checks.checks(tree_of(3, 4), MODEL, large, doubling_rounds=80)
+    assert [name for name, *_ in looked] == ["posterior", "run again"]
+    assert found["doubling"] == {"predicted": None, "measured": {"shift": 0.1}}
+    assert "too many rows" in found["no_prediction"]
+    looked.clear()
+    checks.checks(tree_of(3, 4), MODEL, SimpleNamespace(num_rows=50_000_000))
+    assert [name for name, *_ in looked] == ["posterior", "models"]
