@@ -440,6 +440,15 @@ def test_what_twice_the_step_would_change():
     assert found["shift_parameter"] == TWO.parameters[0]
     assert found["shift"] > 0.01
     assert checks._predicted_change(TWO, replace(setting, step_size=0.4)) is None  # the chain diverges
+    curved = [np.diag([1.0, 30.0]), np.diag([3.0, 2.0])]
+    both = Problem.from_gaussian(curved, [[0.0, 1.0], [1.0, -1.0]], [0.5, 0.5])
+    one, two = (predict.predict(both, replace(setting, step_size=s)) for s in (0.01, 0.02))
+    found = checks._predicted_change(both, replace(setting, step_size=0.01))
+    moved = np.abs(two.shifts - one.shifts)
+    assert (found["shift"], found["shift_parameter"]) == (
+        pytest.approx(moved.max()), both.parameters[moved.argmax()],
+    )  # fmt: skip
+    assert found["sd_change"] == pytest.approx(np.abs(two.sd_errors - one.sd_errors).max())
 
 
 def test_a_run_with_twice_the_step_is_measured_beside_the_first(monkeypatch):
@@ -456,6 +465,7 @@ def test_a_run_with_twice_the_step_is_measured_beside_the_first(monkeypatch):
     found = checks._measured_change(base, model, "data", {"num_rounds": 1000, "step_size": 0.2})
     assert (seen["num_warmup"], seen["thinning"], seen["num_chains"]) == (250, 2, 2)
     assert (seen["num_rounds"], seen["step_size"], seen["data"]) == (1000, 0.2, "data")
+    assert (seen["model"], seen["progress"]) == (model, False)
     np.testing.assert_allclose(seen["initial_position"], base[:, -1], rtol=1e-6)
     flat, moved = base.reshape(-1, 2), other.reshape(-1, 2)
     shift = np.abs(moved.mean(0) - flat.mean(0)) / flat.std(0, ddof=1)
