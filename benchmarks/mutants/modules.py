@@ -120,6 +120,15 @@ _FRONT = [
     )
 ]
 
+_COSTS = [
+    f"langevin/test_client_parts.py::{name}"
+    for name in (
+        "test_where_all_take_part_rounds_say_what_a_run_has_cost",
+        "test_drawn_clients_pay_for_the_rounds_they_took_part_in",
+        "test_what_uploads_say_is_summed_beyond_one_word",
+    )
+]
+
 _BATCHES = [
     f"calculus/test_batches.py::{name}"
     for name in (
@@ -176,7 +185,7 @@ TESTS: dict[str, list[str]] = {
     "fald/langevin/method.py": ["langevin/test_local_parts.py"],
     "fald/langevin/fald.py": ["langevin/test_local_parts.py"],
     "fald/langevin/client.py": ["langevin/test_client_parts.py"],
-    "fald/langevin/costs.py": ["langevin/test_client_parts.py"],
+    "fald/langevin/costs.py": _COSTS,
     "fald/langevin/noise.py": ["langevin/test_local_parts.py"],
     "fald/langevin/server.py": ["langevin/test_local_parts.py"],
     "fald/langevin/safety.py": _SAFETY,
