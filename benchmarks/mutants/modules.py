@@ -7,6 +7,8 @@ _CHECKS = [
     for name in (
         "test_a_healthy_result_has_no_problem",
         "test_colours_change_at_their_borders",
+        "test_errors_of_sds_count_for_both_signs",
+        "test_few_draws_one_chain_and_an_early_end",
         "test_what_is_no_number_or_missing_is_red",
         "test_columns_and_values_are_named_with_counts",
         "test_a_prior_that_decides_alone_needs_care",
