@@ -7,6 +7,8 @@ _CHECKS = [
     for name in (
         "test_a_healthy_result_has_no_problem",
         "test_colours_change_at_their_borders",
+        "test_errors_of_sds_count_for_both_signs",
+        "test_few_draws_one_chain_and_an_early_end",
         "test_what_is_no_number_or_missing_is_red",
         "test_columns_and_values_are_named_with_counts",
         "test_a_prior_that_decides_alone_needs_care",
@@ -120,6 +122,15 @@ _FRONT = [
     )
 ]
 
+_COSTS = [
+    f"langevin/test_client_parts.py::{name}"
+    for name in (
+        "test_where_all_take_part_rounds_say_what_a_run_has_cost",
+        "test_drawn_clients_pay_for_the_rounds_they_took_part_in",
+        "test_what_uploads_say_is_summed_beyond_one_word",
+    )
+]
+
 _BATCHES = [
     f"calculus/test_batches.py::{name}"
     for name in (
@@ -176,7 +187,7 @@ TESTS: dict[str, list[str]] = {
     "fald/langevin/method.py": ["langevin/test_local_parts.py"],
     "fald/langevin/fald.py": ["langevin/test_local_parts.py"],
     "fald/langevin/client.py": ["langevin/test_client_parts.py"],
-    "fald/langevin/costs.py": ["langevin/test_client_parts.py"],
+    "fald/langevin/costs.py": _COSTS,
     "fald/langevin/noise.py": ["langevin/test_local_parts.py"],
     "fald/langevin/server.py": ["langevin/test_local_parts.py"],
     "fald/langevin/safety.py": _SAFETY,

@@ -65,6 +65,18 @@ def test_cost_is_that_of_the_accountant(tmp_path, site, colluders):
     assert ledger.charged("run").rounds == 100
 
 
+def test_a_model_whose_gradients_are_bounded_needs_no_norm(tmp_path):
+    ledger = SiteLedger(tmp_path / "ledger.jsonl")
+    sampler = {k: v for k, v in TREE["sampler"].items() if k != "clip-norm"}
+    free = make_study({**TREE, "sampler": sampler}, "test")
+    open_account(ledger, "run", tmp_path, free, sizes=SIZES, site=0, sensitivity=0.7).begin()
+    settings = RunSettings(
+        sizes=SIZES, local_steps=2, num_rounds=50, step_size=STEP, num_chains=2, sensitivity=0.7
+    )
+    expected = account(settings, delta=1e-5).epsilon[0]
+    assert ledger.charged("run").epsilon == pytest.approx(expected, rel=1e-9)
+
+
 def test_the_accountant_of_another_package_is_not_relied_on(tmp_path, monkeypatch):
     """The study names it, and with it the coordinator: it may say that nothing is spent."""
     nothing = SimpleNamespace(steps=lambda *given: pytest.fail("asked"))

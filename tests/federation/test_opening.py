@@ -95,6 +95,8 @@ def test_files_of_the_coordinator_are_not_read_at_a_site(source):
         ({"hidden": [10**8]}, True),
         ({"hidden": [10**8, 1, 0, -7, True, 2.5, "10000000"]}, True),
         ({"hidden": [10**8], "other": 2}, False),
+        ({"hidden": [10**8, 2, 0]}, False),
+        ({"hidden": [10**8, 2], "other": -1}, False),
         ({}, True),
     ],
 )

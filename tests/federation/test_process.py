@@ -101,6 +101,20 @@ def test_a_model_that_takes_too_long_is_ended(made):
     assert process.handle(b"hello", "m") == b"hello"  # by another
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not list open files")
+def test_a_process_that_was_ended_leaves_nothing_open(made):
+    process = made()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        pid = who(process)["pid"]
+        pipe = process._pipe  # held, so that nothing but the end closes it
+        assert len(os.listdir("/proc/self/fd")) > before
+        process.stop()
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert pipe.closed
+        assert gone(pid)
+
+
 def test_a_process_that_ends_is_noticed_at_once_and_replaced(made):
     process = made()
     with pytest.raises(PolicyError, match=r"process of the model 'm' has ended.* 77 MB \(max-megabytes\)"):

@@ -66,6 +66,7 @@ def test_a_record_that_nobody_touched_is_read(state):
         at = datetime.datetime.fromisoformat(entry["time"])
         assert (at.utcoffset(), at.microsecond) == (datetime.timedelta(0), 0)
         assert abs(now - at) < datetime.timedelta(hours=1)
+    assert entries[0]["before"] == "0" * 64  # as records that are kept somewhere have it
     assert lines(state)[0].startswith('{"asked"')  # names in order, so that a line has one spelling
 
 

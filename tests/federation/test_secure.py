@@ -352,6 +352,14 @@ def test_numbers_that_cannot_be_summed_are_refused_without_showing_them(sites, b
     assert session.again(round=1, attempt=1, digest=TASK) is None
 
 
+def test_a_sum_of_fewer_terms_has_a_smaller_range():
+    words = encode([0.999 * LIMIT, -0.999 * LIMIT])
+    four = add(add(words, words), add(words, words))
+    np.testing.assert_allclose(decode(four, 4), [3.996 * LIMIT, -3.996 * LIMIT])
+    with pytest.raises(NonFiniteError, match="outside the range of all its terms"):
+        decode(four, 3)
+
+
 @pytest.mark.parametrize("num_bad", [1, 2, 4])
 @pytest.mark.parametrize(
     ("bad", "read"),

@@ -357,11 +357,14 @@ def test_another_process_reads_a_run_from_the_disk_once(site):
     ] * 2  # what others answered, before each message
     assert [c[2] for c in found.calls if c[0] == "round"] == [True, True]
     assert (found.about["session"], found.data.num_rows, found.data.part) == (IDS["session"], ROWS, True)
+    jax.config.update("jax_enable_x64", False)  # a study that was refused had another precision
+    site.replied("round", {**ask, "round": 3}, {"weight": np.ones((1, 2))})
+    assert [c[2] for c in found.calls if c[0] == "round"] == [True] * 3
     # a second run in between
     other = {"run": "5" * 16, "session": "6" * 16}
     site.replied("open", {**OPEN, **other})
     assert not jax.config.jax_enable_x64
-    site.replied("round", {**ask, "round": 3}, {"weight": np.ones((1, 2))})
+    site.replied("round", {**ask, "round": 4}, {"weight": np.ones((1, 2))})
     assert Run.made[-1].about["run"] == IDS["run"]
     assert jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", False)

@@ -347,7 +347,7 @@ def test_a_top_that_no_draw_was_near_withholds_the_certificate(width, holds):
     assert certify.bulk(None, draws, weights, 0.0).holds
 
 
-@pytest.mark.parametrize("dim", [1, 8, 200])
+@pytest.mark.parametrize("dim", [1, 8, 40])
 def test_around_the_top_is_where_nearly_all_of_a_normal_lies(dim):
     """Within four sds of the squared length of its draws; half of what is expected there must be there."""
     flat = -dim / 2 * np.log(2 * np.pi)

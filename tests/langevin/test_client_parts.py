@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import fald
-from fald.calculus.gradients import Rows, energy_fn, gradient_fn
+from fald.calculus.gradients import Rows
 from fald.core.keys import Stream, client_key, stream_key
-from fald.langevin import costs
+from fald.langevin import client, costs
 from fald.langevin.client import Setup, Visit, client_round
 from fald.langevin.method import Cost, Spent
 from fald.settings.participation import Drawn, full, with_replacement
@@ -18,7 +18,7 @@ from helpers import linear_model
 
 PUBLIC, SECRET = (jax.random.key_data(jax.random.key(i)) for i in (1, 2))
 RNG = np.random.default_rng(4)
-A, Y = RNG.normal(size=(9, 2)).astype(np.float32), RNG.normal(size=9).astype(np.float32)
+A, Y = RNG.normal(size=(9, 2)).astype(np.float32), np.arange(9, dtype=np.float32)
 MODEL, THETA = linear_model(2.0), jnp.array([0.3, -0.7])
 OFFSET, SIZE = 2, 5
 CLIENT, ROUND, STEPS = 3, 11, 4
@@ -67,41 +67,51 @@ def test_the_place_of_a_client_in_the_round(scheme, chance, always):
     assert (float(view.chance), view.always) == (pytest.approx(chance), always)
 
 
-def by_numpy(rows, clip=np.inf):
-    """Gradient on some rows of the nine that all clients have together."""
-    theta, a, y = np.asarray(THETA, float), A[rows].astype(float), Y[rows].astype(float)
-    each = a * (y - a @ theta)[:, None]
-    each *= np.minimum(1, clip / np.linalg.norm(each, axis=1))[:, None]
-    return theta / 4 - 9 / len(a) * each.sum(0)
+@pytest.fixture
+def asked(monkeypatch):
+    """Energies and gradients that give what they were asked about; others test them."""
+
+    def energy_fn(model, total):
+        return lambda theta, batch: 0.5 * theta @ theta * batch.count + total
+
+    def gradient_fn(model, total, clip_norm=None):
+        return lambda theta, batch: (theta, batch, int(total), clip_norm)
+
+    monkeypatch.setattr(client, "energy_fn", energy_fn)
+    monkeypatch.setattr(client, "gradient_fn", gradient_fn)
+
+
+def rows_of(batch):
+    kept = slice(None) if batch.mask is None else np.asarray(batch.mask)
+    numbers = np.asarray(batch.rows[1][kept]).astype(int)
+    np.testing.assert_array_equal(batch.rows[0][kept], A[numbers])
+    return sorted(numbers.tolist())
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_without_batches_all_rows_of_the_client_are_used(clip):
+def test_without_batches_all_rows_of_the_client_are_used(asked, clip):
     view, _ = seen(clip=clip, capacity=8)
-    own = np.arange(OFFSET, OFFSET + SIZE)
-    wanted = by_numpy(own, np.inf if clip is None else clip)
-    for gradient in (view.grad(THETA, 3), view.full_grad(THETA)):
-        np.testing.assert_allclose(gradient, wanted, rtol=1e-5)
-    theta, a = np.asarray(THETA, float), A[own].astype(float)
-    energy = theta @ theta / 8 + 9 / 5 * 0.5 * np.sum((Y[own] - a @ theta) ** 2)
-    assert float(view.energy(THETA, 1)) == pytest.approx(energy, rel=1e-5)
-    np.testing.assert_allclose(view.prior_grad(THETA), theta / 4, rtol=1e-6)
-    if clip is None:
-        np.testing.assert_allclose(view.hessian(THETA), np.eye(2) / 4 + 9 / 5 * a.T @ a, rtol=1e-5)
+    for theta, batch, total, cut in (view.grad(THETA, 0), view.grad(THETA, 3), view.full_grad(THETA)):
+        assert (theta is THETA, rows_of(batch), total, cut) == (True, [2, 3, 4, 5, 6], 9, clip)
+        assert int(batch.count) == SIZE
+    assert float(view.energy(THETA, 1)) == pytest.approx(0.5 * 5 * float(THETA @ THETA) + 9)
+    np.testing.assert_allclose(view.hessian(THETA), 5 * np.eye(2), rtol=1e-6)
+    np.testing.assert_allclose(view.prior_grad(THETA), np.asarray(THETA) / 4, rtol=1e-6)
 
 
-def test_batches_are_drawn_with_the_secret_key_anew_in_every_step():
+def test_batches_are_drawn_with_the_secret_key_anew_in_every_step(asked):
     view, rows = seen(3, full_batches=True)
     drawn = []
-    for step in (0, 1):
-        batch = rows.some(own_key(Stream.BATCH), step, 3)
-        np.testing.assert_allclose(view.grad(THETA, step), gradient_fn(MODEL, 9)(THETA, batch), rtol=1e-5)
-        assert float(view.energy(THETA, step)) == pytest.approx(
-            float(energy_fn(MODEL, 9)(THETA, batch)), rel=1e-5
-        )
-        drawn.append(tuple(np.asarray(view.grad(THETA, step)).tolist()))
-    assert len(set(drawn)) == 2
-    np.testing.assert_allclose(view.full_grad(THETA), by_numpy(np.arange(2, 7)), rtol=1e-5)
+    for step in range(4):
+        _, batch, total, _ = view.grad(THETA, step)
+        wanted = rows.some(own_key(Stream.BATCH), step, 3)
+        np.testing.assert_array_equal(batch.rows[1], wanted.rows[1])
+        assert (batch.mask, int(batch.count), total) == (None, 3, 9)
+        assert float(view.energy(THETA, step)) == pytest.approx(1.5 * float(THETA @ THETA) + 9)
+        drawn.append(tuple(rows_of(batch)))
+    assert len(set(drawn)) > 1
+    assert rows_of(view.full_grad(THETA)[1]) == [2, 3, 4, 5, 6]
+    assert seen(3, full_batches=False)[0].grad(THETA, 0)[1].mask is not None
 
 
 def test_a_model_that_draws_at_random_has_the_secret_key_of_the_step():
@@ -151,8 +161,8 @@ def test_drawn_clients_pay_for_the_rounds_they_took_part_in():
     assert tally.shape == (3, 2)
     rounds = (([0, 2], [1, 1]), ([0, 0], [2, 1]))  # by chain; a weight of zero is an empty slot
     weights = (([0.5, 0.5], [1.0, 0.0]), ([1.0, 0.0], [0.5, 0.5]))
-    for client, weight in zip(rounds, weights):
-        tally = costs.count(tally, Drawn(jnp.array(client), jnp.array(weight)), (), 3)
+    for drawn, weight in zip(rounds, weights):
+        tally = costs.count(tally, Drawn(jnp.array(drawn), jnp.array(weight)), (), 3)
     assert np.asarray(tally).tolist() == [[2, 0], [0, 2], [1, 1]]
     found = costs.totals(run, tally, 2)
     assert found["rounds"].tolist() == [2, 2]

@@ -185,9 +185,11 @@ def test_a_goal_that_is_never_met_has_no_arrival():
     assert chain.arrival(Goal(bias=1.001 * limit, sd_error=1.001 * limit)) is not None
 
 
+@pytest.mark.parametrize("rates", [(0.3, 0.05), (1.6, 1.9), (0.3, 1.9)])
 @pytest.mark.parametrize("thinning", [1, 2, 5])
-def test_autocorrelation_times_are_sums_over_lags(thinning):
-    chain = by_hand((0.3, 0.05))
+def test_autocorrelation_times_are_sums_over_lags(thinning, rates):
+    """Draws that alternate count as independent: no more is promised than one effective draw of each."""
+    chain = by_hand(rates)
     left = np.diag((1 - chain.rates) ** thinning)
     sums, power = np.zeros((2, 2)), np.eye(2)
     for _ in range(2000):
@@ -196,6 +198,7 @@ def test_autocorrelation_times_are_sums_over_lags(thinning):
     own = np.diag(chain.basis @ chain.stationary.covariance @ chain.basis.T)
     lagged = np.diag(chain.basis @ sums @ chain.basis.T)
     np.testing.assert_allclose(chain.autocorrelation_time(thinning), np.maximum(1 + 2 * lagged / own, 1))
+    assert (thinning == 1 and rates[0] > 1) <= bool(np.all(1 + 2 * lagged / own < 1))  # the twin
 
 
 # -- what a setting does --------------------------------------------------------------------------------
@@ -328,3 +331,6 @@ def test_schedules_and_temperature_zero_have_no_law():
         law.chain(problem(), Setting(2, lambda k: 0.1))
     with pytest.raises(ConfigError, match="no law"):
         law.chain(problem(), Setting(2, 0.1, temperature=0.0))
+    for other in ({"momentum": 0.5}, {"preconditioner": "rms"}):
+        with pytest.raises(ConfigError, match="momentum and preconditioner must be left out"):
+            law.chain(problem(), Setting(2, 0.1, **other))

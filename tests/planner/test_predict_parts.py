@@ -97,8 +97,30 @@ def test_a_schedule_is_followed_step_by_step():
     near = replace(problem, start=np.zeros(1))
     assert predict.predict(near, setting, 5).forgotten == 0
     for wrong in ({"batch_size": 2}, {"preconditioner": "rms"}):
-        with pytest.raises(ConfigError, match=next(iter(wrong)).replace("_", "-")):
-            predict.predict(problem, replace(setting, **wrong), 3)
+        for look in (predict.predict, lambda *given: predict.trajectory(*given[:2], [3])):
+            with pytest.raises(ConfigError, match=next(iter(wrong)).replace("_", "-")):
+                look(problem, replace(setting, **wrong), 3)
+
+
+def test_along_a_schedule_the_worst_parameter_counts():
+    curved = np.array([2.0, 5.0])
+    both = replace(Problem.from_gaussian([np.diag(curved)], [[0.0, 0.0]], [1.0]), start=np.array([0.5, -3.0]))
+    setting = Setting(2, piecewise([(0, 0.1), (5, 0.02)]))
+    found = predict.trajectory(both, setting, [0, 3, 30])
+    alone = [
+        predict.trajectory(
+            replace(Problem.from_gaussian([[[h]]], [[0.0]], [1.0]), start=np.array([start])),
+            setting,
+            [0, 3, 30],
+        )
+        for h, start in zip(curved, both.start)
+    ]
+    for name in ("bias", "sd_error"):
+        parts = np.array([getattr(one, name) for one in alone])
+        np.testing.assert_allclose(getattr(found, name), parts.max(axis=0), rtol=1e-6, atol=1e-9)
+        assert np.abs(parts[0] / parts[1] - 1)[1] > 0.1  # the twin: they differ
+    at = predict.predict(both, setting, 3)
+    assert (at.bias, at.sd_error) == pytest.approx((found.bias[1], found.sd_error[1]), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +220,16 @@ def test_changes_that_would_help_are_those_that_change_something(changes, added)
     assert len(set(found.values())) == len(found)
 
 
+def test_the_error_of_a_change_is_that_of_the_worst_parameter():
+    curved = [np.diag([1.0, 30.0]), np.diag([3.0, 2.0])]
+    problem = Problem.from_gaussian(curved, [[0.0, 1.0], [1.0, -1.0]], [0.5, 0.5])
+    setting = Setting(5, 0.01)
+    limit = predict.predict(problem, setting)
+    assert predict.what_if(problem, setting)["as it is"] == pytest.approx(max(limit.bias, limit.sd_error))
+    parts = np.abs([*limit.shifts, *limit.sd_errors])
+    assert len(set(np.round(parts, 6))) == 4  # the twin: any other would not do
+
+
 # -- the front ------------------------------------------------------------------------------------------
 
 
@@ -251,10 +283,16 @@ def test_points_of_a_setting_have_the_rounds_and_errors_of_its_law(monkeypatch):
     assert front._points(TWO, goal, setting, errors=(0.2,), privacy_fn=None) == []
 
 
+def test_shared_noise_alone_protects_nobody():
+    assert math.isinf(front.privacy_loss(TWO, Setting(1, 0.1, 1.0), 10, 1))
+    assert front.privacy_loss(TWO, Setting(1, 0.1, 0.999999), 10, 1) > 500
+
+
 def test_the_grid_of_the_front_halves_steps_until_all_is_reached(monkeypatch):
-    tried = []
+    tried, goals = [], set()
 
     def points(problem, goal, setting, *, errors, privacy_fn):
+        goals.add(goal)
         tried.append(
             (setting.participation.scheme, setting.correlation, setting.local_steps, setting.step_size)
         )
@@ -275,8 +313,12 @@ def test_the_grid_of_the_front_halves_steps_until_all_is_reached(monkeypatch):
         (scheme, rho, K, s) for scheme in ("full", "with-replacement") for rho in (0.0, 0.5) for K in (1, 3)
         for s in steps
     ]  # fmt: skip
+    assert goals == {Goal()}
+    goals.clear()
     tried.clear()
-    front.pareto(TWO, errors=(0.1, 0.2), num_steps=2, local_steps=(1,), correlations=(0.0,))
+    aim = Goal(ess=7.0)
+    front.pareto(TWO, aim, errors=(0.1, 0.2), num_steps=2, local_steps=(1,), correlations=(0.0,))
+    assert goals == {aim}
     assert [s for *_, s in tried] == steps[:2]
     with pytest.raises(ConfigError, match=r"error of at most 0\.01"):
         front.pareto(TWO, errors=(0.001, 0.01), num_steps=2, **grid)
@@ -398,6 +440,15 @@ def test_what_twice_the_step_would_change():
     assert found["shift_parameter"] == TWO.parameters[0]
     assert found["shift"] > 0.01
     assert checks._predicted_change(TWO, replace(setting, step_size=0.4)) is None  # the chain diverges
+    curved = [np.diag([1.0, 30.0]), np.diag([3.0, 2.0])]
+    both = Problem.from_gaussian(curved, [[0.0, 1.0], [1.0, -1.0]], [0.5, 0.5])
+    one, two = (predict.predict(both, replace(setting, step_size=s)) for s in (0.01, 0.02))
+    found = checks._predicted_change(both, replace(setting, step_size=0.01))
+    moved = np.abs(two.shifts - one.shifts)
+    assert (found["shift"], found["shift_parameter"]) == (
+        pytest.approx(moved.max()), both.parameters[moved.argmax()],
+    )  # fmt: skip
+    assert found["sd_change"] == pytest.approx(np.abs(two.sd_errors - one.sd_errors).max())
 
 
 def test_a_run_with_twice_the_step_is_measured_beside_the_first(monkeypatch):
@@ -414,6 +465,7 @@ def test_a_run_with_twice_the_step_is_measured_beside_the_first(monkeypatch):
     found = checks._measured_change(base, model, "data", {"num_rounds": 1000, "step_size": 0.2})
     assert (seen["num_warmup"], seen["thinning"], seen["num_chains"]) == (250, 2, 2)
     assert (seen["num_rounds"], seen["step_size"], seen["data"]) == (1000, 0.2, "data")
+    assert (seen["model"], seen["progress"]) == (model, False)
     np.testing.assert_allclose(seen["initial_position"], base[:, -1], rtol=1e-6)
     flat, moved = base.reshape(-1, 2), other.reshape(-1, 2)
     shift = np.abs(moved.mean(0) - flat.mean(0)) / flat.std(0, ddof=1)
@@ -426,3 +478,73 @@ def test_a_run_with_twice_the_step_is_measured_beside_the_first(monkeypatch):
 
     monkeypatch.setattr(checks, "sample", stopped)
     assert checks._measured_change(base, model, "data", {"num_rounds": 100}) is None
+
+
+def tree_of(chains, draws, **changes):
+    return SimpleNamespace(
+        children={"posterior": SimpleNamespace(sizes={"chain": chains, "draw": draws})},
+        settings={**USUAL, "step_size": 0.05, **changes},
+    )
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """Checks of a run that tell what they looked at."""
+    looked = []
+
+    def noted(name, value):
+        return lambda *given, **named: looked.append((name, given, named)) or value
+
+    monkeypatch.setattr(checks, "require_posterior", noted("posterior", None))
+    monkeypatch.setattr(checks, "settings_of", lambda tree: tree.settings)
+    monkeypatch.setattr(
+        checks, "flat_positions", lambda model, tree: np.arange(24.0, dtype=np.float32).reshape(12, 2)
+    )
+    monkeypatch.setattr(checks, "_halves", lambda draws, tree: {"halves": draws.shape})
+    monkeypatch.setattr(checks, "_drift", lambda tree, size: {"drift": size})
+    monkeypatch.setattr(checks, "local_models", noted("models", (TWO, 3)))
+    monkeypatch.setattr(checks, "_measured_change", noted("run again", {"shift": 0.1}))
+    return looked
+
+
+MODEL, DATA = SimpleNamespace(dim=2), SimpleNamespace(num_rows=10)
+
+
+def test_a_finished_run_is_measured_predicted_and_run_again(looked):
+    tree = tree_of(3, 4)
+    found = checks.checks(tree, MODEL, DATA)
+    draws = np.arange(24.0).reshape(3, 4, 2)
+    np.testing.assert_array_equal(checks._by_chain(tree, MODEL), draws)
+    assert found["measured"]["halves"] == (3, 4, 2)
+    size = math.sqrt(np.trace(np.cov(draws.reshape(-1, 2).T)))
+    assert found["measured"]["drift"] == pytest.approx(size)
+    setting = checks.setting_of(tree.settings)[0]
+    assert found["doubling"] == {"predicted": checks._predicted_change(TWO, setting), "measured": None}
+    assert found["predicted"]["bias"] == predict.predict(TWO, setting).bias
+    assert [name for name, *_ in looked] == ["posterior", "models"]
+    again = checks.checks(tree, MODEL, DATA, doubling_rounds=80, seed=9)
+    assert again["doubling"]["measured"] == {"shift": 0.1}
+    twice = {**setting.arguments(), "step_size": 0.1, "num_rounds": 80, "rng_key": 9}
+    assert looked[-1] == ("run again", (tree, MODEL, DATA, twice), {})
+
+
+def test_of_a_private_run_nothing_is_made_from_rows(looked):
+    found = checks.checks(tree_of(3, 4, privacy={"delta": 1e-6}), MODEL, DATA, doubling_rounds=80)
+    assert [name for name, *_ in looked] == ["posterior"]
+    assert found["doubling"] == {"predicted": None, "measured": None}
+    assert (found["predicted"], found["measured"]["halves"]) == (None, (3, 4, 2))
+
+
+def test_what_has_no_law_or_takes_too_long_is_measured_alone(looked):
+    found = checks.checks(tree_of(3, 4, clip_norm=1.0), MODEL, DATA, doubling_rounds=80)
+    assert [name for name, *_ in looked] == ["posterior"]
+    assert found["doubling"] == {"predicted": None, "measured": None}
+    looked.clear()
+    large = SimpleNamespace(num_rows=50_000_001)  # times four: more than 2e8
+    found = checks.checks(tree_of(3, 4), MODEL, large, doubling_rounds=80)
+    assert [name for name, *_ in looked] == ["posterior", "run again"]
+    assert found["doubling"] == {"predicted": None, "measured": {"shift": 0.1}}
+    assert "too many rows" in found["no_prediction"]
+    looked.clear()
+    checks.checks(tree_of(3, 4), MODEL, SimpleNamespace(num_rows=50_000_000))
+    assert [name for name, *_ in looked] == ["posterior", "models"]

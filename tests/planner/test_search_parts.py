@@ -54,6 +54,13 @@ def test_the_bottom_of_a_valley_is_found_from_either_side(guess, best):
     assert search._least(lambda step: -step, guess, 1.0) == pytest.approx(1.0, rel=0.06)
 
 
+def test_near_a_good_guess_few_laws_are_computed():
+    asked = []
+    search._least(lambda step: asked.append(step) or math.log(step / 0.01) ** 2, 0.01, 1.0)
+    assert len(asked) <= 14
+    assert 0.001 < min(asked) < max(asked) < 0.1
+
+
 def test_a_goal_that_no_step_reaches_ends_the_search():
     asked = []
     search._least(lambda step: asked.append(step) or math.inf, 1.0, 1.0)
@@ -73,13 +80,17 @@ def test_a_plan_chooses_the_step_and_tries_every_number_of_steps():
 
 
 GOAL = Goal(0.1, 0.1, ess=400, num_chains=4, ess_per_chain=0)
+WIDE = Problem.from_gaussian(
+    [np.diag([1.0, 40.0]), np.diag([3.0, 20.0])], [[0.0, 1.0], [1.0, 0.0]], [0.5, 0.5]
+)
 
 
 def test_a_candidate_is_what_the_law_of_its_setting_says():
-    plan = search.fewest_rounds(TWO, GOAL, local_steps=[1, 3], correlation=0.3)
+    plan = search.fewest_rounds(WIDE, GOAL, local_steps=[1, 3], correlation=0.3)
     assert [c.setting.local_steps for c in plan.candidates] == [1, 3]
+    assert min(c.thinning for c in plan.candidates) > 1
     for c in plan.candidates:
-        law = chain(TWO, c.setting)
+        law = chain(WIDE, c.setting)
         thinning, kept = search._draws(law, GOAL)
         arrival = law.arrival(GOAL)
         assert c.setting.correlation == 0.3
@@ -91,7 +102,8 @@ def test_a_candidate_is_what_the_law_of_its_setting_says():
         # the worst moment after the warm-up: its end, or the limit
         worst = max((c.num_warmup, math.inf), key=lambda r, law=law: law.excess(r, GOAL))
         shifts, sds = law.errors(law.at(worst))
-        assert (c.predicted.bias, c.predicted.sd_error) == pytest.approx((abs(shifts[0]), abs(sds[0])))
+        errors = np.abs(shifts).max(), np.abs(sds).max()
+        assert (c.predicted.bias, c.predicted.sd_error) == pytest.approx(errors)
         assert max(c.predicted.bias, c.predicted.sd_error) <= 0.1
         assert c.guaranteed.reason == "no constants were given"
     best = plan.best
@@ -100,7 +112,18 @@ def test_a_candidate_is_what_the_law_of_its_setting_says():
         "thinning": best.thinning, "num_chains": 4,
     }  # fmt: skip
     assert plan.what_if["as it is"] <= 0.1
-    assert (plan.goal, plan.problem, plan.num_exchanges) == (GOAL, TWO, 0)
+    assert (plan.goal, plan.problem, plan.num_exchanges) == (GOAL, WIDE, 0)
+
+
+@pytest.mark.parametrize(("ess", "moment"), [(400, 4), (0, 10)])
+def test_errors_count_from_the_first_draw_on(monkeypatch, ess, moment):
+    """From a far start the end of the warm-up is the worst moment; without draws the end of the run is."""
+    asked, real = [], search.errors_at
+    monkeypatch.setattr(search, "errors_at", lambda *given: asked.append(given[2]) or real(*given))
+    far = Problem.from_gaussian([[[1.0]], [[3.0]]], [[0.0], [1.0]], [0.5, 0.5], start=[1e6])
+    likes, goal = search._likes(far, [1], {}), Goal(0.1, 0.1, ess=ess)
+    search._search(far, goal, likes, cost=lambda law: 1.0, shape=lambda law: (10, 4, 1), merit=lambda c: 1.0)
+    assert asked == [moment]
 
 
 def test_without_draws_a_run_ends_where_it_arrives():
@@ -130,7 +153,8 @@ def test_of_nearly_equal_numbers_of_steps_the_fewest_are_taken(monkeypatch):
     found = real(TWO, GOAL, likes, cost=lambda law: 1.0, shape=lambda law: next(shapes), merit=lambda c: 1.0)
     assert found.best.setting.local_steps == 2
     none = found.candidates[0]
-    assert (none.predicted, none.num_rounds, none.guaranteed.reason) == (None, 0, "no step size will do")
+    assert (none.num_rounds, none.num_warmup, none.thinning, none.ess) == (0, 0, 1, 0.0)
+    assert (none.predicted, none.guaranteed.reason) == (None, "no step size will do")
     assert real(TWO, GOAL, likes, cost=lambda law: math.inf, shape=None, merit=None) is None
 
 

@@ -151,6 +151,9 @@ def test_the_larger_of_two_predicted_errors_decides(which):
         check = found(of_run(CHAIN, foreseen=foreseen), "Predicted bias")
         assert check.colour == "none"
         assert words in check.sentence
+    # a reference shows what a coarse step shifts: only one that is unstable is bad beside it
+    for value, expected in ((0.51, "green"), (1 - 1e-9, "green"), (1 + 1e-9, "red")):
+        assert found(of_run(CHAIN, step_times_curvature=value), "Step size").colour == expected
     check = found(of_run(CHAIN, step_times_curvature=None), "Step size")
     assert check.colour == "none"
 

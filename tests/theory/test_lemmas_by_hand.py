@@ -146,7 +146,7 @@ def test_with_drawn_devices_half_of_what_drawing_leaves_is_used(scheme):
         PROBLEM, step_size=found.step_size, num_rounds=found.num_rounds - 1, **run
     )
     assert at.total <= floor + 2.0 < before.total
-    for out_of_reach in (floor, 0.9 * floor):
+    for out_of_reach in (floor, 0.9 * floor, [floor + 2.0, 0.9 * floor]):
         with pytest.raises(ConfigError, match="which drawing 3 of 5 devices leaves at any step size"):
             theory.complexity(out_of_reach, PROBLEM, **run)
 
@@ -171,15 +171,27 @@ def test_decaying_steps_and_thirds_by_hand():
         a = 36 * c_k * D * TAU * (RHO**2 + N * (1 - RHO**2)) / (M * epsilon**2)
         wanted = a if scheme == "with-replacement" else N / (1 + (N - 1) / a)
         assert found.num_participants == math.ceil(wanted) > 1
+    for certify in (theory.complexity, theory.decaying_step_complexity, theory.drawn_complexity):
+        own = certify(epsilon, PROBLEM, local_steps=steps)  # by default all noise is the clients' own
+        assert own == certify(epsilon, PROBLEM, local_steps=steps, correlation=0.0)
+        assert own.num_steps > certify(epsilon, PROBLEM, local_steps=steps, correlation=1.0).num_steps
+        for wrong in (0.0, -1.0, [1.0, 0.0]):
+            with pytest.raises(ConfigError, match="epsilon must be > 0"):
+                certify(wrong, PROBLEM, local_steps=steps)
+        for wrong in (0, 1.5):
+            with pytest.raises(ConfigError, match="local-steps must be a whole number ≥ 1"):
+                certify(epsilon, PROBLEM, local_steps=wrong)
+    with pytest.raises(ConfigError, match="scheme must be one of with-replacement, without-replacement"):
+        theory.drawn_complexity(epsilon, PROBLEM, local_steps=1, scheme="full")
     alone = Constants(smoothness=L, strong_convexity=M, dim=D)
     assert theory.drawn_complexity(epsilon, alone, local_steps=1).num_participants == 1
     assert theory.drawn_complexity(1e9, PROBLEM, local_steps=1).num_participants == 1
 
 
-@pytest.mark.parametrize("kappa", [1.0, 3.0, 6.0, 33.0, 500.0])
+@pytest.mark.parametrize("kappa", [1.0, 3.0, 6.0, 33.0, 500.0, 1e6])
 def test_the_best_local_steps_have_the_fewest_rounds_of_the_bound(kappa):
     problem = Constants(smoothness=kappa, strong_convexity=1.0, dim=2, num_clients=5, initial_distance=1.0)
-    K = np.arange(1, 60)
+    K = np.arange(1, 3000)
     best = K[np.argmin(((K - 1) ** 2 + kappa) / K)]
     assert theory.best_local_steps(problem) == best
     # as long as the largest step does not bind, the rounds of an accuracy say the same
@@ -204,3 +216,11 @@ def test_the_best_step_of_a_run_is_the_least_of_its_bound_or_refused():
     assert theory.best_step_size(far, num_rounds=10**6, **{**run, "local_steps": 1}) != best
     with pytest.raises(ConfigError, match="num-rounds = 2 is too few"):
         theory.best_step_size(far, num_rounds=2, **run)
+    plain = {"local_steps": 3, "num_rounds": 10**6}
+    assert theory.best_step_size(far, **plain) == theory.best_step_size(far, **plain, correlation=0.0)
+    hot = Constants(
+        smoothness=L, strong_convexity=M, dim=D, num_clients=N, temperature=3e6, initial_distance=1e4
+    )
+    own, shared = (theory.best_step_size(hot, **plain, correlation=rho) for rho in (0.0, 1.0))
+    assert own < 0.95 * shared
+    assert theory.best_step_size(hot, **plain) == own
