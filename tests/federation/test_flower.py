@@ -72,7 +72,7 @@ def federation(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def settings(federation) -> dict:
+def settings() -> dict:
     """The bundled trial as a study of these two sites."""
     tree = load_bundled_study("indo").as_settings()
     tree["data"] = {key: value for key, value in tree["data"].items() if key not in ("file", "site")}

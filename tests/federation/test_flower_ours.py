@@ -302,7 +302,8 @@ def test_a_node_that_waits_is_told_when_its_message_has_come_and_gets_it_whole()
             PullMessagesResponse.FromString(first).messages_list[0].metadata.message_id == message.object_id
         )
         assert int(headers[b"content-length"]) == len(answer)
-        assert not other.done()  # a message for one node wakes no other
+        assert inside.asked == 4  # twice by the node that waited; no other was woken
+        assert not other.done()
         other.cancel()
 
     asyncio.run(go())
@@ -326,7 +327,7 @@ def test_a_node_that_has_left_takes_no_message():
 def test_what_flower_turns_away_does_not_wait_and_has_no_parts(monkeypatch):
     async def go():
         inside = SuperLinkInside()
-        inside.status, inside.missing = 401, ["a" * 64]
+        inside.status, inside.missing = 401, list(contents(letter(b"one")))
         status, headers, _ = await asyncio.wait_for(inside.post(PULL, OF_NODE, header=0), 2)
         assert status == 401
         assert HEADER.encode() not in headers

@@ -175,4 +175,5 @@ def _asked(arguments: list[str]) -> tuple[Any, bytes | None]:
 
 
 if __name__ == "__main__":
-    wait(sys.argv[2:]) if sys.argv[1] == _WAIT else main(sys.argv[1:])
+    with contextlib.suppress(KeyboardInterrupt):  # the SuperLink has gone
+        wait(sys.argv[2:]) if sys.argv[1] == _WAIT else main(sys.argv[1:])
