@@ -35,18 +35,18 @@ def cases(quick: bool) -> list[Case]:
     data = fald.FederatedData(rows, np.arange(_CLIENTS + 1) * _ROWS, tuple(map(str, range(_CLIENTS))))
     method = samplers.fald(local_steps=_STEPS, step_size=_STEP, temperature=_TEMPERATURE, batch_size=_BATCH)
     kicked = replace(method, momentum=_MOMENTUM)
-    rounds = 1 if quick else 2
+    few, many = (1, 2) if quick else (2, 20)  # rounds of the perceptron are short for the clock
     models = {
-        "G": ("convolutional network", networks.cnn()),
-        "H": ("residual network", networks.resnet(width=4 if quick else 16)),
-        "I": ("network 784-100-10", fald.models.mlp_classifier(_PIXELS, 10)),
+        "G": ("convolutional network", networks.cnn(), few),
+        "H": ("residual network", networks.resnet(width=4 if quick else 16), few),
+        "I": ("network 784-100-10", fald.models.mlp_classifier(_PIXELS, 10), many),
     }
     several, underdamped = f"fald.InProcess, {_CHAINS} chains", "fald.InProcess, momentum"
 
     def cpu(ours: str, other: str, times: float = 1) -> Callable[..., float]:
         return lambda t, limits: t[ours].cpu / times / t[other].cpu
 
-    def case(name: str, title: str, model: fald.Model) -> Case:
+    def case(name: str, title: str, model: fald.Model, rounds: int) -> Case:
         contenders = {
             _BY_HAND: Contender(_by_hand(model, rows, rounds), rounds),
             "fald.InProcess": Contender(rounds_of(model, data, method, fald.full(), count=rounds), rounds),
