@@ -37,8 +37,8 @@ STEPS, BATCH, CLIENTS = 10, 64, 10
 VALIDATION, TUNING, SEEDS = 5000, 100, (0, 1, 2)
 RATES = (0.05, 0.1, 0.2, 0.4)  # η times the number of rows: the usual learning rate
 USUAL = {"rate": 0.1, "temperature": 0.1, "cycles": 1, "prior_scale": 1.0, "momentum": 0.0, "low": 0.2}
-TRIED = {"temperature": (0.1, 0.01, 1.0), "cycles": (1, 4), "prior_scale": (1.0, 0.3)}
-MOMENTUM = 0.7  # tried on validation rows alone
+MOMENTUM = (0.0, 0.7)
+TRIED = {"temperature": (0.1, 0.01, 1.0), "cycles": (1, 4), "prior_scale": (1.0, 0.3), "momentum": MOMENTUM}
 ENDS = {"constant": "as it was", "cosine": "down to a fiftieth along half a cosine"}
 DRAWS = 10
 
@@ -154,6 +154,15 @@ class Store:
         write_atomically(STORED, (json.dumps({**self.stored(), name: what}, indent=1) + "\n").encode())
         print(name, {k: round(v, 4) for k, v in what.items() if isinstance(v, float)}, flush=True)
 
+    def choose(self, network: Network, settings: dict[str, Any]) -> None:
+        """Write down what was chosen; what was judged with other settings counts no more."""
+        name, stored = f"{network.name}: chosen", self.stored()
+        if stored.get(name) != settings:
+            old = {f"{network.name}: {arm}, seed {seed}" for arm in ARMS for seed in SEEDS}
+            kept = {key: value for key, value in stored.items() if key not in old}
+            write_atomically(STORED, (json.dumps(kept, indent=1) + "\n").encode())
+        self.add(name, settings)
+
     def stored(self) -> dict[str, Any]:
         return json.loads(STORED.read_text()) if STORED.exists() else {}
 
@@ -213,8 +222,11 @@ def best_rate(store: Store, network: Network) -> float:
     return least(nll)
 
 
-def tuned(store: Store, network: Network) -> dict[str, Any]:
-    """Settings with the least NLL on validation rows, one after the other: FedAvg's, then the posterior's."""
+def tuned(store: Store, network: Network, known: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Settings with the least NLL on validation rows, one after the other: FedAvg's, then the posterior's.
+
+    Where another network's are ``known``, step size and momentum alone are tried, and the rest is taken over.
+    """
 
     def fedavg(setting: dict[str, Any], ends: str) -> float:
         return try_half(store, network, f"FedAvg, {ends}", setting, fedavg_end(setting, network.half, ends))
@@ -222,15 +234,22 @@ def tuned(store: Store, network: Network) -> dict[str, Any]:
     def posterior(setting: dict[str, Any]) -> float:
         return try_half(store, network, "FA-LD", setting, posterior_phases(setting, network.half))
 
-    usual = {**USUAL, "rate": best_rate(store, network)}
-    nll = {ends: fedavg(usual, ends) for ends in ENDS}
-    ends, best, setting, own = least(nll), min(nll.values()), dict(usual), usual
-    for name, values in TRIED.items():
+    rate = {"rate": best_rate(store, network), "momentum": MOMENTUM[0]}
+    if known is None:
+        own, setting, tried = {**USUAL, **rate}, {**USUAL, **rate}, TRIED
+        ends = least({ends: fedavg(own, ends) for ends in ENDS})
+    else:
+        own, setting, tried = (
+            {**known["fedavg"], **rate},
+            {**known["posterior"], **rate},
+            {"momentum": MOMENTUM},
+        )
+        ends = known["ends"]
+    for name, values in tried.items():
         setting[name] = least({value: posterior({**setting, name: value}) for value in values})
-    posterior({**setting, "momentum": MOMENTUM})
-    other = {**usual, "prior_scale": setting["prior_scale"]}  # what serves the posterior may serve FedAvg
-    if other != usual and fedavg(other, ends) < best:
-        own = other
+        if name in ("prior_scale", "momentum"):  # they may serve FedAvg as well
+            also = values if name == "momentum" else (own[name], setting[name])
+            own[name] = least({value: fedavg({**own, name: value}, ends) for value in also})
     return {"fedavg": own, "ends": ends, "posterior": setting}
 
 
@@ -255,11 +274,9 @@ def everything(minutes: float, seeds: tuple[int, ...]) -> None:
     """All runs that are not stored."""
     store = Store(minutes)
     chosen = tuned(store, PERCEPTRON)
-    rate = {"rate": best_rate(store, CNN)}  # all else is the perceptron's
-    for_cnn = {**chosen, "fedavg": {**chosen["fedavg"], **rate}, "posterior": {**chosen["posterior"], **rate}}
-    both = ((PERCEPTRON, chosen), (CNN, for_cnn))
+    both = ((PERCEPTRON, chosen), (CNN, tuned(store, CNN, chosen)))
     for network, settings in both:
-        store.add(f"{network.name}: chosen", settings)
+        store.choose(network, settings)
     for network, settings in both:
         for seed in seeds:
             judge(store, network, seed, settings)
@@ -297,7 +314,6 @@ PAIRS = {
 def page(found: dict[str, Any]) -> str:
     """The page, from what is stored."""
     chosen = found["perceptron: chosen"]
-    own, base = chosen["posterior"], chosen["fedavg"]
     tried = [
         f"| {name.replace(': tuning', '')} | {r['nll']:.4f} | {r['accuracy']:.4f} | {r['ece']:.4f} |"
         for name, r in sorted(found.items())
@@ -308,12 +324,22 @@ def page(found: dict[str, Any]) -> str:
         tried="\n".join(tried),
         rows=60_000 - VALIDATION, validation=VALIDATION, ends=ENDS[chosen["ends"]],
         minutes=sum(r["cpu_seconds"] for r in found.values() if "cpu_seconds" in r) / 60,
-        rate=base["rate"],
-        cnn_rate=found["convolutional: chosen"]["fedavg"]["rate"],
-        rounds=PERCEPTRON.rounds, cnn_rounds=CNN.rounds, prior=own["prior_scale"],
-        fedavg_prior=base["prior_scale"], cycles=own["cycles"],
-        temperature=own["temperature"],
+        rounds=PERCEPTRON.rounds, cnn_rounds=CNN.rounds, chosen=_chosen(found),
     )  # fmt: skip
+
+
+def _chosen(found: dict[str, Any]) -> str:
+    """The settings of both networks, a line for each."""
+    lines = []
+    for network in (PERCEPTRON, CNN):
+        own, base = (found[f"{network.name}: chosen"][key] for key in ("posterior", "fedavg"))
+        both = [
+            f"step size {s['rate']:g}, momentum {s['momentum']:g}, prior scale {s['prior_scale']:g}"
+            for s in (base, own)
+        ]
+        more = f"temperature {own['temperature']:g}, {own['cycles']} cycle(s)"
+        lines.append(f"| {network.name} | {both[0]} | {both[1]}, {more} |")
+    return "\n".join(lines)
 
 
 def _judged(found: dict[str, Any], network: Network) -> dict[str, dict[str, np.ndarray]] | None:
@@ -386,15 +412,20 @@ seeds; *wins* and *loses* are said of the first of two, and only where the inter
 
 Settings were chosen by the NLL on {validation:,} rows held out of the training set, with a seed of its own,
 one setting after the other: the step size (η times rows) for FedAvg after half of the rounds, how it ends,
-then temperature, cycles and prior scale for FA-LD; FedAvg was then tried with the prior of FA-LD. Momentum
-was tried on validation rows alone. It helped a little there, and was left out of what is judged after that
-was seen: FedAvg would have to be tried with it too. No setting was chosen by test images or by MNIST. All
-this was done with the perceptron. **The convolutional network, whose rounds cost some thirty times as much,
-has its own step size only; the rest is what was best for the perceptron.**
+then temperature, cycles and prior scale for FA-LD, and momentum in the second half for both, which costs
+neither rounds nor bytes; FedAvg was also tried with the prior of FA-LD. No setting was chosen by test images
+or by MNIST. All this was done with the perceptron. **The convolutional network, whose rounds cost some thirty
+times as much, has its own step size and momentum only; the rest is what was best for the perceptron.** The
+perceptron was judged without momentum first, with the same verdicts; what momentum does to test images was
+not looked at before it was chosen.
 
-FA-LD: step size {rate:g} ({cnn_rate:g} for the convolutional network), temperature {temperature:g},
-{cycles} cycle(s), prior scale {prior:g}. FedAvg: the same step size, in the second half {ends}, prior scale
-{fedavg_prior:g}. On validation rows:
+FedAvg's step in the second half: {ends}. What was chosen:
+
+| | FedAvg | FA-LD |
+|---|---|---|
+{chosen}
+
+On validation rows:
 
 | run | NLL | accuracy | ECE |
 |---|---|---|---|

@@ -6,11 +6,12 @@ import sys
 import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fald
-from fald.core.errors import ConfigError, DataError
+from fald.core.errors import ConfigError, DataError, NonFiniteError
 from helpers import run_python
 
 WIDTH = 6
@@ -251,3 +252,20 @@ def test_memory_does_not_grow_with_the_rows():
     )
     assert many - few < 0.1 * 3e8
     assert kept - few > 0.5 * 3e8  # the twin has all rows in memory
+
+
+def test_a_chain_that_leaves_the_finite_numbers_is_explained_as_with_arrays():
+    model = fald.Model(lambda p: -0.5 * p**2, lambda p, row: -((p - row[0].sum()) ** 4), jnp.zeros(()))
+    said = []
+    for data in (arrays(), to_read(arrays())):
+        with pytest.raises(NonFiniteError) as caught:
+            draws(data, model, step_size=0.5, num_chains=1, num_rounds=30, step_check=False)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert "client '" in said[0]
+
+
+def test_a_fit_reads_all_rows():
+    data = arrays()
+    found, wanted = (fald.fit(0, MODEL, d, progress=False) for d in (to_read(data), data))
+    np.testing.assert_array_equal(positions(found), positions(wanted))

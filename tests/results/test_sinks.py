@@ -41,6 +41,7 @@ def test_sinks_see_the_draws_of_a_run_without_them(tmp_path):
         np.testing.assert_array_equal(stored.reshape(5, 2, *array.shape[2:]).swapaxes(0, 1), array)
     assert [d.sizes["draw"] for d in files.datasets()] == [2, 2, 1]
     expected = fald.predictive(sampled(), MODEL, X)
+    np.testing.assert_allclose(fald.predictive(files, MODEL, X).mean, expected.mean, atol=1e-6)
     np.testing.assert_allclose(probe.predictive().mean, expected.mean, atol=1e-6)
     np.testing.assert_allclose(probe.predictive().mutual_information, expected.mutual_information, atol=1e-6)
     curve = probe.curve()

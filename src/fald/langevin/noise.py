@@ -79,16 +79,23 @@ def underdamped_steps(
 
     ``moves`` are the gradient of (θ, k), the noise of (k, variance) and the step size η of k. Velocities have
     the noise's variance per temperature, 1, in every step: one that is drawn anew and then moves by √(2η) is
-    the noise of a Langevin step.
+    the noise of a Langevin step. Turns of the loop are as in ``langevin_steps``.
     """
     gradient_fn, noise_fn, step_size_fn = moves
 
-    def turn(k, carry):
-        theta, velocity = carry
+    def move(k, theta, velocity, gradient):
         kept = jnp.where(k == 0, 0.0, momentum).astype(start.dtype)
         eta = step_size_fn(k)
-        kick = (1 + kept) * jnp.sqrt(eta / 2) * gradient_fn(theta, k)
+        kick = (1 + kept) * jnp.sqrt(eta / 2) * gradient
         velocity = kept * velocity - kick + noise_fn(k, (1 - kept) * (1 + kept))
-        return (theta + jnp.sqrt(2 * eta) * velocity).astype(start.dtype), velocity.astype(start.dtype)
+        # both uses of the velocity would draw its noise
+        velocity = jax.lax.optimization_barrier(velocity.astype(start.dtype))
+        return (theta + jnp.sqrt(2 * eta) * velocity).astype(start.dtype), velocity
 
-    return jax.lax.fori_loop(0, count, turn, (start, jnp.zeros_like(start)))[0]
+    def turn(k, carry):
+        theta, velocity = move(k, *carry)
+        return theta, velocity, gradient_fn(theta, k + 1).astype(start.dtype)
+
+    first = (start, jnp.zeros_like(start), gradient_fn(start, 0).astype(start.dtype))
+    before_last = jax.lax.fori_loop(0, count - 1, turn, first)
+    return jax.lax.cond(count > 0, lambda: move(count - 1, *before_last)[0], lambda: start)

@@ -20,6 +20,8 @@ from fald.results.positions import positions
 if TYPE_CHECKING:
     import xarray as xr
 
+    from fald.results.sinks import DrawFiles
+
 
 class Scores(NamedTuple):
     """Accuracy, Brier score and expected calibration error."""
@@ -179,7 +181,7 @@ class PredictiveSums(NamedTuple):
 
 
 def predictive(
-    draws: xr.DataTree | Iterable[PyTree],
+    draws: xr.DataTree | DrawFiles | Iterable[PyTree],
     model: Model,
     x: Any,
     *,
@@ -191,8 +193,8 @@ def predictive(
     Parameters
     ----------
     draws
-        A result, of which ``most_draws`` are used, evenly spaced; or positions one by one, such as
-        ``fald.sinks.DrawFiles(folder).positions(model)``.
+        A result, of which ``most_draws`` are used, evenly spaced; the sink ``fald.sinks.DrawFiles``; or
+        positions one by one.
     model
         The model, with a ``predict_fn`` that gives probabilities.
     x
@@ -216,8 +218,10 @@ def predictive(
     if hasattr(draws, "children"):
         found = positions(draws, model)  # type: ignore[arg-type]
         places = np.unique(np.linspace(0, found.shape[0] * found.shape[1] - 1, check).round().astype(int))
-        draws = (found[place // found.shape[1], place % found.shape[1]] for place in places)
+        each: Any = (found[place // found.shape[1], place % found.shape[1]] for place in places)
+    else:
+        each = draws.positions(model) if hasattr(draws, "positions") else draws  # type: ignore[union-attr]
     sums = PredictiveSums.none(len(x))
-    for position in draws:
+    for position in each:
         sums = sums.plus(predicted(model, position, x, batch_size))
     return sums.predictive()

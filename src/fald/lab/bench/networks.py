@@ -7,6 +7,7 @@ client and step. Rounds of fald are timed at the engine, as in a long run.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from fald.results.tree import posterior_groups
 _CLIENTS, _ROWS, _PIXELS, _BATCH, _STEPS = 10, 600, 784, 64, 10
 _STEP, _TEMPERATURE = 1e-7, 0.1
 _BY_HAND = "jitted step in a Python loop"
-_CHAINS = 2
+_CHAINS, _MOMENTUM = 2, 0.9
 
 
 def cases(quick: bool) -> list[Case]:
@@ -33,24 +34,26 @@ def cases(quick: bool) -> list[Case]:
     rows = images(np.random.default_rng(0), _CLIENTS * _ROWS, _PIXELS)
     data = fald.FederatedData(rows, np.arange(_CLIENTS + 1) * _ROWS, tuple(map(str, range(_CLIENTS))))
     method = samplers.fald(local_steps=_STEPS, step_size=_STEP, temperature=_TEMPERATURE, batch_size=_BATCH)
-    rounds = 1 if quick else 2
+    kicked = replace(method, momentum=_MOMENTUM)
+    few, many = (1, 2) if quick else (2, 20)  # rounds of the perceptron are short for the clock
     models = {
-        "G": ("convolutional network", networks.cnn()),
-        "H": ("residual network", networks.resnet(width=4 if quick else 16)),
-        "I": ("network 784-100-10", fald.models.mlp_classifier(_PIXELS, 10)),
+        "G": ("convolutional network", networks.cnn(), few),
+        "H": ("residual network", networks.resnet(width=4 if quick else 16), few),
+        "I": ("network 784-100-10", fald.models.mlp_classifier(_PIXELS, 10), many),
     }
-    several = f"fald.InProcess, {_CHAINS} chains"
+    several, underdamped = f"fald.InProcess, {_CHAINS} chains", "fald.InProcess, momentum"
 
     def cpu(ours: str, other: str, times: float = 1) -> Callable[..., float]:
         return lambda t, limits: t[ours].cpu / times / t[other].cpu
 
-    def case(name: str, title: str, model: fald.Model) -> Case:
+    def case(name: str, title: str, model: fald.Model, rounds: int) -> Case:
         contenders = {
             _BY_HAND: Contender(_by_hand(model, rows, rounds), rounds),
             "fald.InProcess": Contender(rounds_of(model, data, method, fald.full(), count=rounds), rounds),
             several: Contender(
                 rounds_of(model, data, method, fald.full(), count=rounds, chains=_CHAINS), rounds
             ),
+            underdamped: Contender(rounds_of(model, data, kicked, fald.full(), count=rounds), rounds),
         }
         marks = [
             Mark("CPU-seconds, times the loop by hand", cpu("fald.InProcess", _BY_HAND), 1.1, at_most=True),
@@ -58,6 +61,12 @@ def cases(quick: bool) -> list[Case]:
                 f"CPU-seconds of {_CHAINS} chains, times {_CHAINS} runs of one",
                 cpu(several, "fald.InProcess", _CHAINS),
                 1.1,
+                at_most=True,
+            ),
+            Mark(
+                "CPU-seconds with momentum, times without",
+                cpu(underdamped, "fald.InProcess"),
+                1.2,
                 at_most=True,
             ),
         ]
