@@ -333,9 +333,56 @@ def test_what_flower_turns_away_does_not_wait_and_has_no_parts(monkeypatch):
         assert HEADER.encode() not in headers
         assert inside.asked == 1
         body, length = given(letter(b"one"))
+        monkeypatch.setattr(superlink, "split", None)  # nor are its parts looked at
         status, *_ = await inside.post(PUSH, body, header=length)
         assert status == 401
         assert not inside.parts
+        assert (await inside.post(PULL, OF_NODE, header="9" * 5000))[0] == 401
+
+    asyncio.run(go())
+
+
+def test_strangers_leave_nothing_behind_and_nobody_misses_news():
+    async def go():
+        inside = SuperLinkInside()
+        inside.status = 401
+        for number in range(50):
+            await inside.post(PULL, PullMessagesRequest(node=Node(node_id=number)).SerializeToString())
+        assert not list(inside.around._news)
+        # what is asked in between, in the name of a node that waits, takes no news away from it
+        inside.status, answer = 200, inside.answer
+
+        async def between(scope, receive, send):
+            await answer(scope, receive, send)
+            if scope["path"] == PULL and not inside.box and inside.asked == 51:
+                inside.box.append(letter(b"one"))
+                body, length = given(letter(b"one"))
+                await inside.post(PUSH, body, header=length)
+                inside.status = 401
+                await inside.post(PULL, OF_NODE)
+                inside.status = 200
+
+        inside.around._app = between
+        await asyncio.wait_for(inside.post(PULL, OF_NODE, header=0), 2)
+        assert not inside.box
+
+    asyncio.run(go())
+
+
+def test_a_request_that_was_cut_off_is_not_asked():
+    async def go():
+        inside, events = SuperLinkInside(), []
+        body = given(letter(b"one"))[0]
+        left = [{"type": "http.disconnect"}, {"type": "http.request", "body": body, "more_body": True}]
+
+        async def receive():
+            return left.pop()
+
+        async def send(event):
+            events.append(event)
+
+        await inside.around({"path": PUSH, "headers": [], "app": inside.app}, receive, send)
+        assert (inside.asked, events) == (0, [])
 
     asyncio.run(go())
 

@@ -503,6 +503,28 @@ def test_nor_do_sites_answer_requests_alike_that_rest_on_what_each_was_shown(coo
         assert "refusal" in kinds(replies)
 
 
+@pytest.mark.parametrize("process", ["the same", "another"])
+def test_a_sum_that_came_with_a_refused_request_must_come_again(coordinator, process):
+    """Its copy of the server has the sum, but no answer yet binds its masks to what it was shown alone."""
+    begun(coordinator, FEW_ROUND)
+    server = honest_server(FEW_ROUND)
+    first = coordinator.ask(next(server))
+    more = np.zeros(uploads(first).shape[2])
+    more[0] = 0.5
+    told = lies(first, more)
+    shapes = {
+        n.removeprefix("shape_"): tuple(a) for n, a in first["a"].arrays.items() if n.startswith("shape_")
+    }
+    request = server.send(split(unmask_sum(list(told["a"])), shapes))
+    odd = {**request, "points": np.asarray(request["points"]) * 1.001}
+    assert kinds(coordinator.ask(odd, 2, passed=told)) == ["refusal"] * 3
+    if process == "another":
+        for name in NAMES:
+            coordinator.again(name)
+    for reply in coordinator.ask(request, 2, attempt=2).values():
+        assert "not passed on" in said(reply)
+
+
 def test_a_coordinator_that_has_forgotten_a_round_may_ask_it_again(coordinator):
     """It may have saved less than it has shown when it was killed; the same question is no new one."""
     begun(coordinator)

@@ -101,6 +101,18 @@ def test_what_does_not_have_its_shape_was_not_passed_on(wrong):
             checked(changed, sent, 0)
 
 
+def test_a_sum_of_other_columns_than_the_uploads_have_is_refused():
+    """Blocks that overlap would fit a shorter sum, where two columns that are neighbours have one value."""
+    sent = uploads(12_000)[0]
+    for upload in sent:
+        upload[:, 5_999] = upload[:, 6_000]  # the last column of one block, the first of the next
+    for place in range(4):
+        told = shown(sent, place)
+        checked(told, sent, place)
+        told["sum"] = np.delete(told["sum"], 6_000)
+        assert "does not have its hash" in refusal(told, sent, place)
+
+
 def test_masks_that_do_not_cancel_and_sums_of_no_terms_are_refused():
     sent, _ = uploads(3)
     odd = [*sent[:3], add(sent[3], encode([0.0, 0.0, 1.0]))]

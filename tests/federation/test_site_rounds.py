@@ -451,12 +451,9 @@ class Protocol:
 
     most_rounds = 9
 
-    def __init__(self, scales=None, known=()):
-        self.scales, self.known, self.taken, self.checked = scales, set(known), [], []
+    def __init__(self, scales=None):
+        self.scales, self.taken, self.checked = scales, [], []
         self.models = [SimpleNamespace(dim=DIM, name=n) for n in range(3)]
-
-    def knows(self, number):
-        return number in self.known
 
     def take(self, number, sums):
         self.taken.append((number, sums))
@@ -506,27 +503,28 @@ def asking(folder, protocol, **how):
 ASKED = {"points": np.zeros((1, DIM))}
 PASSED = {"passed_x": np.zeros(1)}
 TAKES = [
-    # audit, round, scales, what the coordinator shows, what is known: whether the sum before is taken
-    (True, 1, None, {}, (), False),
-    (True, 1, None, PASSED, (), False),
-    (True, 2, None, PASSED, (), True),
-    (True, 2, None, {}, (), True),  # which then says that it was not passed on
-    (True, 2, None, {}, (1,), False),
-    (True, 2, None, PASSED, (1,), True),  # and is compared with the one before
-    (True, 3, None, {}, (1,), True),
-    (False, 2, None, PASSED, (), False),
-    (False, 2, "request", PASSED, (), True),  # it shapes the prior
-    (False, 1, "request", PASSED, (), False),
-    (False, 3, "request", PASSED, (), False),
-    (False, 2, "request", {}, (1,), False),
+    # audit, round, scales, what the coordinator shows, answered before: whether the sum before is taken
+    (True, 1, None, {}, False, False),
+    (True, 1, None, PASSED, False, False),
+    (True, 2, None, PASSED, False, True),
+    (True, 2, None, {}, False, True),  # which then says that it was not passed on
+    (True, 2, None, {}, True, False),
+    (True, 2, None, PASSED, True, True),  # and is compared with the one before
+    (True, 3, None, {}, False, True),
+    (False, 2, None, PASSED, False, False),
+    (False, 2, "request", PASSED, False, True),  # it shapes the prior
+    (False, 1, "request", PASSED, False, False),
+    (False, 3, "request", PASSED, False, False),
+    (False, 2, "request", {}, False, True),
+    (False, 2, "request", {}, True, False),
 ]
 
 
-@pytest.mark.parametrize(("audit", "number", "scales", "shown", "known", "taken"), TAKES)
-def test_sums_are_taken_where_they_are_needed(tmp_path, rows, audit, number, scales, shown, known, taken):
-    protocol = Protocol(scales, known)
+@pytest.mark.parametrize(("audit", "number", "scales", "shown", "again", "taken"), TAKES)
+def test_sums_are_taken_where_they_are_needed(tmp_path, rows, audit, number, scales, shown, again, taken):
+    protocol = Protocol(scales)
     run = asking(tmp_path, protocol, policy={"audit": audit})
-    found = run._ask(message("ask", {**ASKED, **shown}, round=number), b"d", b"t", False)
+    found = run._ask(message("ask", {**ASKED, **shown}, round=number), b"d", b"t", again)
     assert protocol.taken == ([(number - 1, f"sums of {number - 1}")] if taken else [])
     assert protocol.checked == ([(number, {"points"})] if audit else [])
     # the site answers its own question where it audits, and the one that was asked where it does not

@@ -47,8 +47,9 @@ def hashes(upload: Words, sites: int) -> Array:
     >>> hashes(np.zeros((2, 3), np.uint64), 4).shape, hashes(np.zeros((2, 9000), np.uint64), 4).shape
     ((1, 32), (2, 32))
     """
-    blocks = range(_cut(sites, upload.shape[1])[0])
-    return np.stack([_hash(upload[:, _block(b, sites, upload.shape[1])[1]]) for b in blocks])
+    columns = upload.shape[1]
+    blocks = range(_cut(sites, columns)[0])
+    return np.stack([_hash(upload[:, _block(b, sites, columns)[1]], columns) for b in blocks])
 
 
 def hashes_shape(sites: int, columns: int) -> tuple[int, int]:
@@ -56,8 +57,9 @@ def hashes_shape(sites: int, columns: int) -> tuple[int, int]:
     return _cut(sites, columns)[0], HASH
 
 
-def _hash(words: Words) -> Array:
-    found = hashlib.sha256()
+def _hash(words: Words, columns: int) -> Array:
+    """Hash of a block of an upload of so many columns; without them its place would be open."""
+    found = hashlib.sha256(columns.to_bytes(8, "little"))
     for row in words.astype("<u8", copy=False):
         found.update(row.data)  # of a block of an upload: nothing is copied
     return np.frombuffer(found.digest(), np.uint8)
@@ -112,7 +114,7 @@ def check(
     if owner_hash(told[place]) not in known:
         raise SecureSumError(f"what was passed on as this site's upload of round {number} is not its own")
     block, part = _block(place, sites, columns)
-    odd = [n for n, a, own in zip(names, told, words) if not np.array_equal(_hash(own), a[block])]
+    odd = [n for n, a, own in zip(names, told, words) if not np.array_equal(_hash(own, columns), a[block])]
     if odd:
         raise SecureSumError(
             f"what was passed on as the upload of site {odd[0]!r} of round {number} does not have its hash"

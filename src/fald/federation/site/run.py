@@ -306,7 +306,8 @@ class SiteRun:
         shown = any(name.startswith(PASSED) for name in message.arrays)
         # the sums of a round of scales shape the prior, whether the site audits or not
         needed = self.site.policy.audit or (number == 2 and self._audit.scales is not None)
-        if needed and number > 1 and (shown or not self._audit.knows(number - 1)):
+        # only an answer binds masks to what was shown: what came with a refused request must come again
+        if needed and number > 1 and (shown or not again):
             self._audit.take(number - 1, self._sums(message, number - 1))
         if self.site.policy.audit:
             request = self._audit.check(number, request)

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from fald.core.errors import ConfigError, FaldError
 from fald.federation.engines.flower import require_flower
@@ -26,7 +27,6 @@ _GIVE = ("/v1/fleet/push-messages", "/v1/runtime/push-messages")
 _RUNS, _BEGIN = "/v1/runtime/acquire-task", "/v1/control/start-run"
 # seconds for which a question waits; a SuperLink that is stopped waits for it as well
 _HOLD = {_TAKE[0]: 5.0, _TAKE[1]: 1.0, _RUNS: 5.0}
-_STORED = 1.0  # seconds for which parts may be on their way into the store, behind their message
 _STORED = 1.0  # seconds for which parts may be on their way into the store, behind their message
 _RUN, _REPLY = 0, -1  # what is waited for, beside messages for a node
 _LOOP = "fald.federation.engines.flower.loop"
@@ -43,7 +43,8 @@ class Around:
 
     def __init__(self, app: Callable[..., Awaitable[None]]):
         self._app = app
-        self._news: dict[int, asyncio.Event] = {}  # by node, or one of the others
+        # what is next for a node, or one of the others; kept by those who wait for it alone
+        self._news: WeakValueDictionary[int, asyncio.Event] = WeakValueDictionary()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -52,6 +53,8 @@ class Around:
             await self._app(scope, receive, send)
             return
         body = await _body(receive)
+        if body is None:
+            return
         if path in _HOLD:
             answer = await self._wait(scope, body, receive)
         else:
@@ -63,11 +66,11 @@ class Around:
 
     async def _wait(self, scope: Any, body: bytes, receive: Receive) -> list[Any]:
         """Ask until there is something, or for a while; nothing is taken out for somebody who has left."""
-        news = self._news.setdefault(_wanted(scope, body), asyncio.Event())
+        who = _wanted(scope, body)
         gone, clock = asyncio.ensure_future(receive()), asyncio.get_running_loop().time
         end = clock() + _HOLD[scope["path"]]
         while True:
-            news.clear()
+            news = self._news.setdefault(who, asyncio.Event())
             answer = await self._asked(scope, body)
             left = end - clock()
             if answer[0]["status"] != 200 or answer[1]["body"] or left <= 0:
@@ -83,21 +86,18 @@ class Around:
     async def _asked(self, scope: Any, body: bytes) -> list[Any]:
         """The SuperLink's answer, as a beginning and a body."""
         path, length = scope["path"], _header(scope["headers"])
-        parts: dict[str, bytes] = {}
-        if path in _GIVE and length is not None:
-            with contextlib.suppress(ValueError):  # Flower says what is wrong with it
-                body, parts = split(body, length)
+        asked = body[:length] if path in _GIVE else body
         events: list[Any] = []
 
         async def into(event: Any) -> None:
             events.append(event)
 
-        await self._app({**scope, "state": dict(scope.get("state", {}))}, _again(body), into)
+        await self._app({**scope, "state": dict(scope.get("state", {}))}, _again(asked), into)
         found = b"".join(event.get("body", b"") for event in events)
         headers = [pair for pair in events[0]["headers"] if pair[0] != b"content-length"]
         if events[0]["status"] == 200 and path in _GIVE:
-            found = await asyncio.to_thread(_stored, scope, body, found, parts)
-            for message in _asked_for(path).FromString(body).messages_list:
+            found = await asyncio.to_thread(_stored, scope, asked, found, body)
+            for message in _asked_for(path).FromString(asked).messages_list:
                 self._wake(message.metadata.dst_node_id if path == _GIVE[1] else _REPLY)
         elif events[0]["status"] == 200 and path in _TAKE and length is not None and found:
             headers.append((HEADER.encode(), str(len(found)).encode()))
@@ -106,8 +106,9 @@ class Around:
         return [{**events[0], "headers": headers}, {"type": "http.response.body", "body": found}]
 
     def _wake(self, who: int) -> None:
-        if who in self._news:
-            self._news[who].set()
+        news = self._news.pop(who, None)
+        if news is not None:
+            news.set()
 
 
 def _asked_for(path: str) -> Any:
@@ -117,14 +118,16 @@ def _asked_for(path: str) -> Any:
     return PushMessagesRequest if path == _GIVE[0] else PushAppMessagesRequest
 
 
-def _stored(scope: Any, body: bytes, found: bytes, parts: dict[str, bytes]) -> bytes:
+def _stored(scope: Any, asked: bytes, found: bytes, body: bytes) -> bytes:
     """Store the parts that came with messages, as if they had come one by one; what the sender is told."""
     from flwr.proto.fleet_pb2 import PushMessagesResponse
     from flwr.proto.runtime_pb2 import PushAppMessagesResponse
 
     kind = PushMessagesResponse if scope["path"] == _GIVE[0] else PushAppMessagesResponse
     answer = kind.FromString(found)
-    run = _asked_for(scope["path"]).FromString(body).messages_list[0].metadata.run_id
+    run, parts = _asked_for(scope["path"]).FromString(asked).messages_list[0].metadata.run_id, {}
+    with contextlib.suppress(ValueError):  # parts that were cut off are sent again, one by one
+        parts = split(body, len(asked))[1]
     state = scope["app"].state.linkstate_factory.state()
     with _at_once(state):
         missing = [
@@ -165,7 +168,7 @@ def _at_once(state: Any) -> Any:
 
 def _header(headers: Any) -> int | None:
     value = dict(headers).get(HEADER.encode(), b"")
-    return int(value) if value.isdigit() else None
+    return int(value) if value.isdigit() and len(value) < 20 else None
 
 
 def _wanted(scope: Any, body: bytes) -> int:
@@ -180,10 +183,13 @@ def _wanted(scope: Any, body: bytes) -> int:
     return _RUN if scope["path"] == _RUNS else _REPLY
 
 
-async def _body(receive: Receive) -> bytes:
+async def _body(receive: Receive) -> bytes | None:
+    """What was asked; None: the asker has left in the middle of it."""
     parts, more = [], True
     while more:
         event = await receive()
+        if event["type"] == "http.disconnect":
+            return None
         parts.append(event.get("body", b""))
         more = event.get("more_body", False)
     return b"".join(parts)
