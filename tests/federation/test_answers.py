@@ -1,9 +1,11 @@
 """What a site remembers of its answers: on its disk, whole lines only, and for every process that answers."""
 
+from pathlib import Path
+
 import pytest
 
 from fald.core.errors import StorageError
-from fald.federation import wire
+from fald.federation.site import answers as site_answers
 from fald.federation.site.answers import Answers, Kept, Last
 
 
@@ -63,16 +65,33 @@ def test_what_is_known_is_not_read_again(tmp_path):
 def test_a_process_knows_its_own_last_reply_and_reads_that_of_another(tmp_path, monkeypatch):
     mine, theirs = Answers(tmp_path), Answers(tmp_path)
     mine.add(kept(1), last(1))
-    read = []
-    unpack = wire.unpack
-    monkeypatch.setattr(wire, "unpack", lambda content: read.append(len(content)) or unpack(content))
+    read, read_bytes = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read.append(self.name) or read_bytes(self))
     assert mine.last() == mine.last() == last(1)
     assert read == []  # what this process has answered it knows
+    theirs.read()
     assert theirs.last() == theirs.last() == last(1)
-    assert len(read) == 2
     theirs.add(kept(2), last(2))
+    mine.read()
     assert mine.last() == last(2)
-    assert len(read) == 3
+    assert [name for name in read if name.startswith("last")] == ["last-1.bin", "last-0.bin"]
+
+
+def killed(path, line):
+    raise KeyboardInterrupt
+
+
+def test_a_crash_between_a_reply_and_its_line_leaves_the_reply_before(tmp_path, monkeypatch):
+    answers = Answers(tmp_path)
+    for number in (1, 2):
+        answers.add(kept(number), last(number))
+        with monkeypatch.context() as crash:
+            crash.setattr(site_answers, "append_line", killed)
+            with pytest.raises(KeyboardInterrupt):
+                answers.add(kept(number + 1), last(9))
+        for process in (answers, Answers(tmp_path)):
+            assert process.last() == last(number)
+            assert process.highest == number
 
 
 def test_masks_that_were_used_are_known_by_their_session(tmp_path):

@@ -795,7 +795,7 @@ def test_a_broadcast_is_compared_where_the_site_can_know_it(tmp_path, secure, au
 
 
 def hash_of(leaf):
-    return wire.digest(wire.pack("leaves", {}, {"0": leaf})).hex()
+    return wire.digest(wire.hash_of(leaf).encode()).hex()
 
 
 @pytest.mark.parametrize(

@@ -372,10 +372,10 @@ def test_another_process_reads_a_run_from_the_disk_once(site):
 
 def test_the_end_forgets_keys_and_the_last_reply(site):
     site.replied("open", OPEN)
-    (site.folder / "last.bin").write_bytes(b"")
+    (site.folder / "last-0.bin").write_bytes(b"")
     site.replied("end", IDS)
     assert not (site.folder / "session.json").exists()
-    assert not (site.folder / "last.bin").exists()
+    assert not (site.folder / "last-0.bin").exists()
     assert (site.folder / "run.json").exists()  # a run that is resumed is the same run
     assert site.worker._run is None
     assert "knows no such run" in site.refused("begin", BEGIN)

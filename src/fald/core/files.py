@@ -48,6 +48,28 @@ def write_atomically(path: Path, content: bytes | memoryview, mode: int = 0o666)
             temporary.unlink()
 
 
+def overwrite(path: Path, *parts: bytes) -> None:
+    """Write a file over what it had, and see it on the disk; a crash may leave neither old nor new.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be written; what is in it then is neither the old nor the new.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            size = sum(map(len, parts))
+            if os.writev(file, parts) != size:
+                raise StorageError(f"cannot write {path}: the disk is full", hint="free space")
+            os.ftruncate(file, size)
+            os.fsync(file)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
 def append_line(path: Path, line: bytes) -> None:
     """Add a whole line to a file and see it on the disk; what a crash left of a line is cut off.
 

@@ -6,6 +6,7 @@ and name, type and shape of every array), the arrays one after the other, little
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -26,12 +27,18 @@ _NAMES = {order: kind for kind in _TYPES for order in (np.dtype(kind), np.dtype(
 _MOST_HEADER = 4 * 2**20
 PREPARED = "prepared_"  # in front of the names of what sites send before the first round
 PASSED = "passed_"  # in front of the names of what the coordinator passes on of the round before
-SHARE = f"{PASSED}share"  # what each site is shown alone; the last array of its message
+SHARE = f"{PASSED}share"  # what each site is shown alone
 PROTOCOL = 3  # of the messages; both ends must have the same
 MOST_BYTES = 2**30
 
 
-class Message(NamedTuple):
+class _Fields(NamedTuple):
+    kind: str
+    values: dict[str, Any]
+    arrays: dict[str, Array]
+
+
+class Message(_Fields):
     """What travels.
 
     Attributes
@@ -44,9 +51,10 @@ class Message(NamedTuple):
         Arrays by name.
     """
 
-    kind: str
-    values: dict[str, Any]
-    arrays: dict[str, Array]
+    @functools.cached_property
+    def hashes(self) -> dict[str, str]:
+        """Hash of every array with its type and shape, but of what is shown to this site alone."""
+        return {name: hash_of(a) for name, a in self.arrays.items() if name != SHARE}
 
 
 def pack(
@@ -132,10 +140,18 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def hash_of(array: Array) -> str:
+    """Hash of an array's numbers, type and shape."""
+    plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return f"{plain.dtype.str}{list(plain.shape)}{hashlib.sha256(plain.data).hexdigest()}"
+
+
 def digest(content: bytes, message: Message | None = None) -> bytes:
     """A hash by which a site recognises a task that it has answered.
 
     Without what a message shows this site alone, so that all sites that were asked alike have the same.
     """
-    alone = 0 if message is None or SHARE not in message.arrays else message.arrays[SHARE].nbytes
-    return hashlib.sha256(memoryview(content)[: len(content) - alone]).digest()
+    if message is None:
+        return hashlib.sha256(content).digest()
+    header = len(content) - sum(a.nbytes for a in message.arrays.values())
+    return digest(b"".join([content[:header], *(found.encode() for found in message.hashes.values())]))

@@ -191,7 +191,8 @@ class RemoteEngine:
             numbers = problem.model.dim + 1 + len(jax.tree.leaves(self._upload(problem).spent))
             spent["bytes_up"] = np.full_like(spent["bytes_up"], state.round * MASKED_BYTES * numbers)
             if f.audited:
-                each = shares.shown_bytes(len(f.names), numbers)
+                chains = problem.num_chains
+                each = shares.shown_bytes(len(f.names), chains * numbers + 1) // chains
                 spent["bytes_down"] = spent["bytes_down"] + max(0, state.round - 1) * each
         return spent
 

@@ -6,10 +6,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
-from fald.core.files import append_line, damaged, write_atomically
-from fald.federation import wire
+from fald.core.files import append_line, damaged, overwrite
 
 
 class Kept(NamedTuple):
@@ -64,10 +61,10 @@ class Answers:
     """
 
     def __init__(self, folder: Path):
-        self._lines, self._last_path = folder / "answers.jsonl", folder / "last.bin"
+        self._folder, self._lines = folder, folder / "answers.jsonl"
         self.known: list[Kept] = []
         self._size = -1
-        self._last: tuple[tuple[int, int], Last] | None = None  # by its file: another process may answer
+        self._last: tuple[int, Last] | None = None  # by the number of answers: others may add to them
         self.read()
 
     def read(self) -> None:
@@ -110,29 +107,30 @@ class Answers:
         StorageError
             If it cannot be written: then nothing may leave.
         """
-        line = (json.dumps(answered._asdict()) + "\n").encode()
-        append_line(self._lines, line)
+        about = {"round": last.round, "attempt": last.attempt, "left": last.left, "digest": last.digest.hex()}
+        overwrite(self._place(len(self.known) + 1), json.dumps(about).encode(), b"\n", last.reply)
+        append_line(self._lines, (json.dumps(answered._asdict()) + "\n").encode())
         self.known.append(answered)
         self._size = self._lines.stat().st_size
-        parts = {name: np.frombuffer(getattr(last, name), np.uint8) for name in ("digest", "reply")}
-        values = {"round": last.round, "attempt": last.attempt, "left": last.left}
-        write_atomically(self._last_path, wire.pack("last", values, parts))
-        self._last = self._stamp(), last
+        self._last = len(self.known), last
 
     def last(self) -> Last | None:
         """What was answered last in this session."""
-        if not self._last_path.exists():
+        number = len(self.known)
+        if not self._place(number).exists():
             return None
-        if self._last is not None and self._last[0] == self._stamp():
-            return self._last[1]
-        kept = wire.unpack(self._last_path.read_bytes())
-        parts = {name: a.tobytes() for name, a in kept.arrays.items()}
-        return Last(*(kept.values[name] for name in ("round", "attempt", "left")), **parts)
+        if self._last is None or self._last[0] != number:
+            head, _, reply = self._place(number).read_bytes().partition(b"\n")
+            about = json.loads(head)
+            self._last = number, Last(**{**about, "digest": bytes.fromhex(about["digest"]), "reply": reply})
+        return self._last[1]
 
-    def _stamp(self) -> tuple[int, int]:
-        found = self._last_path.stat()
-        return found.st_ino, found.st_mtime_ns
+    def _place(self, number: int) -> Path:
+        """Where a reply is kept: not over the one before, which counts until the line is there."""
+        return self._folder / f"last-{number % 2}.bin"
 
     def forget_last(self) -> None:
-        """A new session begins: replies of the one before are void."""
-        self._last_path.unlink(missing_ok=True)
+        """A new session begins, or the run ends: replies are void."""
+        self._last = None
+        for number in (0, 1):
+            self._place(number).unlink(missing_ok=True)

@@ -162,7 +162,7 @@ def same(own: Request, asked: Request) -> bool:
         if a.dtype.kind != "f":
             if not np.array_equal(a, b):
                 return False
-        elif a.size:
+        elif not np.array_equal(a, b):
             apart = np.abs(a - b)
             if not np.all(apart <= TOLERANCE * np.abs(a).max()):  # False where one is not a number
                 return False

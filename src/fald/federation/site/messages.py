@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fald.core.errors import FederationError
-from fald.federation.wire import PASSED, PREPARED, SHARE, Message
+from fald.federation.wire import PASSED, PREPARED, Message
 
 _ID = re.compile(r"[0-9a-f]{16}")
 _MOST_SITES = 512
@@ -129,8 +129,6 @@ def check_message(message: Message) -> None:
         known = (name,) if schema.arrays is None else schema.arrays
         if not any(name == each or (each[-1] == "_" and name.startswith(each)) for each in known):
             raise FederationError(f"a message {message.kind!r} has an array that it should not have")
-    if SHARE in list(message.arrays)[:-1]:
-        raise FederationError(f"what a message {message.kind!r} shows one site alone must be at its end")
     for name, array in message.arrays.items():
         if not name.startswith(PASSED) and not np.isfinite(array).all():
             raise FederationError(f"an array of a message {message.kind!r} has numbers that are not finite")

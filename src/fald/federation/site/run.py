@@ -7,7 +7,7 @@ import functools
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from fald.federation.site.audit import FewRoundAudit, digest_of, public_root, sa
 from fald.federation.site.langevin import LangevinSite, Task
 from fald.federation.site.ledger import SiteLedger
 from fald.federation.site.policy import Policy
-from fald.federation.wire import PASSED, PREPARED, SHARE
+from fald.federation.wire import PASSED, PREPARED
 from fald.fewround.methods import requests_of
 from fald.fewround.rounding import rounded
 from fald.fewround.site import ANSWERS, ARRAYS, Answer, answer, asked, check_answer, check_request, expand
@@ -253,17 +253,17 @@ class SiteRun:
         Masks are bound to it: sites that were each shown something else give no sum later either, when the
         round is asked again and nothing is shown.
         """
-        shown = {n: a for n, a in message.arrays.items() if n.startswith(PASSED) and n != SHARE}
+        shown = {n: found for n, found in message.hashes.items() if n.startswith(PASSED)}
         if not shown:
             return next((a.shown for a in reversed(self.answers.of(number)) if a.task == task.hex()), "")
         before = next((a.shown for a in reversed(self.answers.of(number - 1))), "")
-        return wire.digest(before.encode() + wire.digest(wire.pack("shown", {}, shown))).hex()
+        return wire.digest(json.dumps([before, shown], sort_keys=True).encode()).hex()
 
     def _task(self, message: wire.Message) -> bytes:
         """Hash of what is asked, whatever the session, the attempt, and what is passed on with it."""
         values = {k: v for k, v in message.values.items() if k not in ("session", "attempt", "saved")}
-        arrays = {k: a for k, a in message.arrays.items() if not k.startswith(PASSED)}
-        return wire.digest(wire.pack(message.kind, values, arrays) + self._agreed)
+        hashes = {k: found for k, found in message.hashes.items() if not k.startswith(PASSED)}
+        return wire.digest(json.dumps([message.kind, values, hashes]).encode() + self._agreed)
 
     def _check_order(self, number: int, attempt: int, task: bytes, last: Last | None) -> bool:
         """Refuse rounds out of their order; whether this one was answered before, in all its parts."""
@@ -384,9 +384,10 @@ class SiteRun:
         assert self._langevin is not None
         passed = {n.removeprefix(PASSED): a for n, a in message.arrays.items() if n.startswith(PASSED)}
         before = {a.broadcast for a in self.answers.of(number) if a.task == task.hex()}
+        told = _joined_digest(message.hashes[f"leaf_{i}"] for i in range(len(leaves)))
         if number == 1:
             own = self._langevin.start
-        elif not passed and _leaves_digest(leaves) in before:
+        elif not passed and told in before:
             own = leaves  # asked again after a crash by a coordinator that has forgotten the round before
         else:
             own = self._langevin.after(number, self._summed(passed, number - 1))
@@ -398,7 +399,8 @@ class SiteRun:
                 hint="the same versions of fald and JAX are needed everywhere; or the coordinator asks for "
                 "something else",
             )
-        self._broadcast = _leaves_digest(own)
+        alike = all(np.array_equal(_bits(a), _bits(b)) for a, b in zip(own, leaves, strict=True))
+        self._broadcast = told if alike else _joined_digest(map(wire.hash_of, own))
         if before - {self._broadcast}:  # with the same noise, their difference would have none
             raise FederationError(
                 f"round {number} was answered before, and follows now from another sum of round {number - 1}",
@@ -480,8 +482,12 @@ class RowsError(FederationError):
     """Something about the rows of a site, which is not told."""
 
 
-def _leaves_digest(leaves: list[Array]) -> str:
-    return wire.digest(wire.pack("leaves", {}, {str(i): a for i, a in enumerate(leaves)})).hex()
+def _joined_digest(hashes: Iterable[str]) -> str:
+    return wire.digest("".join(hashes).encode()).hex()
+
+
+def _bits(array: Array) -> Array:
+    return np.ascontiguousarray(array).view(np.uint8)
 
 
 def _shapes(arrays: Mapping[str, Array]) -> dict[str, Array]:

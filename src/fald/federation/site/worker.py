@@ -35,6 +35,7 @@ from fald.core.version import __version__, library_versions
 from fald.federation import wire
 from fald.federation.secure.session import Identity
 from fald.federation.site.account import private_parts
+from fald.federation.site.answers import Answers
 from fald.federation.site.confined import Confined, Limits
 from fald.federation.site.messages import check_message
 from fald.federation.site.opening import Openings, enquiry_of, read_json, remote_study
@@ -328,8 +329,8 @@ class SiteWorker:
     def _end(self, message: wire.Message) -> tuple[dict[str, Any], dict[str, Array]]:
         """Forget the keys of a run."""
         folder = self._folder(message.values["run"])
-        for name in ("session.json", "last.bin"):
-            (folder / name).unlink(missing_ok=True)
+        (folder / "session.json").unlink(missing_ok=True)
+        Answers(folder).forget_last()
         self._run = None
         self._note(finished=message.values["run"])
         return {}, {}
