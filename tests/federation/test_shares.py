@@ -28,7 +28,7 @@ def shown(sent, place):
 
 
 def checked(told, sent, place):
-    return shares.check(told, NAMES, place, {shares.owner_hash(shares.hashes(sent[place], 4))}, 7)
+    return shares.check(told, NAMES, place, {shares.owner_hash(shares.hashes(sent[place], 4))}, number=7)
 
 
 def refusal(told, sent, place):
