@@ -47,7 +47,7 @@ class Course(NamedTuple):
         return np.array(found)
 
 
-class Run(NamedTuple):
+class Timetable(NamedTuple):
     """A run: its rounds, effective draws of a chain, the kept round of largest error, and what it costs."""
 
     num_rounds: int
@@ -83,7 +83,7 @@ def peak(schedule: Any) -> float:
     return float(step_sizes_at(schedule, looks).max())
 
 
-def fewest(problem: Problem, setting: Setting, goal: Goal) -> Run | None:
+def fewest(problem: Problem, setting: Setting, goal: Goal) -> Timetable | None:
     """The run that meets a goal first, dear where it has too few draws; none where errors stay too large."""
     rounds = _FIRST
     while True:
@@ -101,7 +101,7 @@ def fewest(problem: Problem, setting: Setting, goal: Goal) -> Run | None:
         rounds *= 4
 
 
-def best_of(problem: Problem, setting: Setting, goal: Goal, num_rounds: int) -> Run:
+def best_of(problem: Problem, setting: Setting, goal: Goal, num_rounds: int) -> Timetable:
     """The run of a given length that keeps as many rounds as its draws need, and no others."""
     found = course(problem, setting, goal, num_rounds)
 
@@ -119,9 +119,11 @@ def best_of(problem: Problem, setting: Setting, goal: Goal, num_rounds: int) -> 
     return run._replace(cost=float(found.excess[run.worst]))
 
 
-def _run(found: Course, warmup: int, rounds: int) -> Run:
+def _run(found: Course, warmup: int, rounds: int) -> Timetable:
     """A run whose draws are all rounds after the warm-up; its last position where it needs no more."""
     rounds = max(rounds, 1)
     warmup = min(warmup, rounds - 1)
     worst = warmup + int(np.argmax(found.excess[warmup : rounds + 1]))
-    return Run(rounds, warmup, float(found.effective(warmup)[rounds - warmup - 1]), worst, float(rounds))
+    return Timetable(
+        rounds, warmup, float(found.effective(warmup)[rounds - warmup - 1]), worst, float(rounds)
+    )

@@ -24,7 +24,7 @@ from fald.core.errors import ConfigError, FaldError
 from fald.core.threads import one_thread
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
 from fald.planner.predict import Guarantee, Prediction, errors_at, followed, guarantee, predict, what_if
-from fald.planner.scheduled import Run, best_of, fewest, peak
+from fald.planner.scheduled import Timetable, best_of, fewest, peak
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.settings.schedules import is_data, scaled
@@ -158,7 +158,9 @@ def best_accuracy(
     """
     goal = Goal() if goal is None else goal
     if step_size is not None:
-        return _scheduled(problem, goal, _likes(problem, local_steps, fixed), step_size, num_rounds)
+        return _scheduled(
+            problem, goal, _likes(problem, local_steps, fixed), step_size, num_rounds=num_rounds
+        )
 
     def spare(law: Chain) -> tuple[int, int]:
         thinning, kept = _draws(law, goal)
@@ -335,7 +337,7 @@ def _found(plan: Plan | None, goal: Goal, likes: list[Setting], num_rounds: int 
 
 
 def _scheduled(
-    problem: Problem, goal: Goal, likes: list[Setting], schedule: Any, num_rounds: int | None = None
+    problem: Problem, goal: Goal, likes: list[Setting], schedule: Any, *, num_rounds: int | None = None
 ) -> Plan:
     """The best multiple of a schedule."""
     if not is_data(schedule):
@@ -346,7 +348,7 @@ def _scheduled(
     for like in likes:
         followed(problem, replace(like, step_size=scaled(schedule, 1e-3 * high)), 1)  # what it has no law for
 
-        def run(factor: float, like: Setting = like) -> Run | None:
+        def run(factor: float, like: Setting = like) -> Timetable | None:
             setting = replace(like, step_size=scaled(schedule, factor))
             try:
                 if num_rounds is None:

@@ -343,7 +343,7 @@ class SiteRun:
     def _summed(self, passed: Mapping[str, Array], number: int) -> Array:
         """The sum of all masked uploads of a round, this site's own among them."""
         known = {a.upload for a in self.answers.of(number)}
-        return shares.check(passed, self.frozen.names, self._place, known, number)
+        return shares.check(passed, self.frozen.names, self._place, known, number=number)
 
     def _round(self, message: wire.Message, digest: bytes, task: bytes, again: bool) -> dict[str, Array]:
         """Take the local steps of a round; with a secure sum only the masked weighted part leaves."""
