@@ -156,9 +156,15 @@ def test_parts_are_split_as_they_were_joined():
     whole = join(b"asked", parts)
     assert split(whole, 5) == (b"asked", parts)
     assert split(b"asked", 5) == (b"asked", {})
-    for cut in (whole[:-1], whole[: 5 + 71], whole[:4]):
+    for cut, length in (
+        (whole[:-1], 5),
+        (whole[: 5 + 71], 5),
+        (whole[:4], 5),
+        (whole, -5),
+        (whole, -(10**6)),
+    ):
         with pytest.raises(ValueError, match="cut off"):
-            split(cut, 5)
+            split(cut, length)
 
 
 def asked(kind: str, message: Any) -> ProtobufRequestContext:

@@ -307,8 +307,12 @@ class SiteRun:
         # the sums of a round of scales shape the prior, whether the site audits or not
         needed = self.site.policy.audit or (number == 2 and self._audit.scales is not None)
         # only an answer binds masks to what was shown: what came with a refused request must come again
-        if needed and number > 1 and (shown or not again):
-            self._audit.take(number - 1, self._sums(message, number - 1))
+        if number > 1 and (shown or (needed and not again)):
+            sums = self._sums(
+                message, number - 1
+            )  # others rely on this site's share, whether it audits or not
+            if needed:
+                self._audit.take(number - 1, sums)
         if self.site.policy.audit:
             request = self._audit.check(number, request)
         model = self._audit.model(number)
@@ -360,7 +364,7 @@ class SiteRun:
             check_shares(weights, self.frozen.sizes)
         weight = weights[:, self._place]
         leaves = self._langevin.read(message)
-        if self._session is not None and self.site.policy.audit:
+        if self._session is not None:
             leaves = self._audited(message, number, leaves, task)
         if self.study.privacy is not None:
             releases = check_weights(self.study, self.frozen.sizes, self._place, weight)
@@ -383,6 +387,10 @@ class SiteRun:
         """The broadcast that the sum of the round before gives, after what came was compared with it."""
         assert self._langevin is not None
         passed = {n.removeprefix(PASSED): a for n, a in message.arrays.items() if n.startswith(PASSED)}
+        if not self.site.policy.audit:
+            if passed:
+                self._summed(passed, number - 1)  # others rely on this site's share
+            return leaves
         before = {a.broadcast for a in self.answers.of(number) if a.task == task.hex()}
         told = _joined_digest(message.hashes[f"leaf_{i}"] for i in range(len(leaves)))
         if number == 1:
