@@ -746,11 +746,11 @@ def test_of_two_runs_that_begin_at_once_one_pins_its_sites(coordinator, monkeypa
     other = SiteWorker(coordinator.workers["a"].settings)
     rival = threading.Thread(target=lambda: found.update(second=wire.unpack(other.handle(second))))
 
-    def slow(self, *args):
+    def slow(self, *args, **named):
         monkeypatch.setattr(SiteRun, "begin", begin)
         rival.start()
         rival.join(1.0)  # without a lock it is done by then
-        return begin(self, *args)
+        return begin(self, *args, **named)
 
     monkeypatch.setattr(SiteRun, "begin", slow)
     monkeypatch.setattr(SiteWorker, "_note", lambda *_, **__: None)  # written by process, not by thread
@@ -758,6 +758,27 @@ def test_of_two_runs_that_begin_at_once_one_pins_its_sites(coordinator, monkeypa
     rival.join()
     assert found["first"].kind == "reply"
     assert "differ in 'd'" in said(found["second"])
+
+
+class Killed(BaseException):
+    """What ends a process on the spot."""
+
+
+def test_no_run_goes_on_whose_process_was_killed_before_it_had_pinned(coordinator, monkeypatch):
+    """A coordinator may end a site's process; a second first run, without a site, would show its numbers."""
+
+    def kill(self, keys):
+        raise Killed
+
+    opened = coordinator.open()
+    with monkeypatch.context() as once:
+        once.setattr(SiteWorker, "_pin", kill)
+        with pytest.raises(Killed):
+            coordinator.begin(opened)
+    coordinator.again("a")
+    assert "before the sites were told of each other" in said(coordinator.round()["a"])
+    assert kinds(coordinator.begin(opened)) == ["reply"] * 3
+    assert coordinator.round()["a"].kind == "reply"
 
 
 def test_a_beginning_that_is_refused_is_none(tmp_path):

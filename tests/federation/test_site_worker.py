@@ -57,9 +57,10 @@ class Run:
     def restore(self):
         self.calls.append("restore")
 
-    def begin(self, sizes, hellos, pins, arrays):
+    def begin(self, sizes, hellos, pins, arrays, *, pin):
         self.calls.append(("begin", sizes, hellos, pins, dict(arrays)))
         self.epsilon = 0.5
+        pin()
 
     def answer(self, message, digest, reply):
         self.calls.append((message.kind, digest, jax.config.jax_enable_x64))
@@ -579,7 +580,7 @@ def test_keys_seen_first_are_kept_once_all_have_signed(tmp_path, monkeypatch):
     told = {"identities": {"c": "key c", "b": "key b", "d": "unasked"}}
     first, pins = {"a": "", "b": "key b", "c": "key c"}, site.state / "pins.json"
     with monkeypatch.context() as failing:
-        failing.setattr(Run, "begin", lambda *_: 1 / 0)
+        failing.setattr(Run, "begin", lambda *_, **__: 1 / 0)
         site.refused("begin", {**values, **told})
     assert not pins.exists()  # a beginning that is refused pins nobody
     site.replied("begin", {**values, **told})

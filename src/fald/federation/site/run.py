@@ -138,9 +138,13 @@ class SiteRun:
         self._save()
 
     def begin(
-        self, sizes: list[int], hellos: dict[str, Any], pins: dict[str, str], arrays: Mapping[str, Array]
-    ) -> None:
-        """Freeze how many rows the sites have, and share keys with them."""
+        self, sizes: list[int], hellos: dict[str, Any], pins: dict[str, str], arrays: Mapping[str, Array],
+        *, pin: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Freeze how many rows the sites have, and share keys with them, which ``pin`` keeps.
+
+        It does so before the run is written down: no crash leaves one that goes on and has pinned nobody.
+        """
         if self.frozen.sizes not in ([], sizes):
             raise FederationError("the sites of a run cannot change their rows")
         if self._session is not None:
@@ -150,6 +154,7 @@ class SiteRun:
             self.about["prepared"] = self._prepared(arrays, len(sizes))
         if self.study.privacy is not None:
             self.epsilon = self._open_account().begin()
+        pin()
         self.frozen.save(self.folder)
         self._save()
 
@@ -331,7 +336,8 @@ class SiteRun:
         if self._session is None:
             return arrays
         flat = np.concatenate([a.ravel() for a in arrays.values()])
-        return {"masked": self._masked(message, flat, digest), **_shapes(arrays)}
+        shapes = {f"shape_{name}": np.asarray(a.shape, np.int64) for name, a in arrays.items()}
+        return {"masked": self._masked(message, flat, digest), **shapes}
 
     def _sums(self, message: wire.Message, number: int) -> Answer:
         """What the round before gave, as far as the coordinator passed it on."""
@@ -407,7 +413,7 @@ class SiteRun:
                 hint="the same versions of fald and JAX are needed everywhere; or the coordinator asks for "
                 "something else",
             )
-        alike = all(np.array_equal(_bits(a), _bits(b)) for a, b in zip(own, leaves, strict=True))
+        alike = all(a.tobytes() == b.tobytes() for a, b in zip(own, leaves, strict=True))
         self._broadcast = told if alike else _joined_digest(map(wire.hash_of, own))
         if before - {self._broadcast}:  # with the same noise, their difference would have none
             raise FederationError(
@@ -492,11 +498,3 @@ class RowsError(FederationError):
 
 def _joined_digest(hashes: Iterable[str]) -> str:
     return wire.digest("".join(hashes).encode()).hex()
-
-
-def _bits(array: Array) -> Array:
-    return np.ascontiguousarray(array).view(np.uint8)
-
-
-def _shapes(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {f"shape_{name}": np.asarray(a.shape, np.int64) for name, a in arrays.items()}

@@ -323,9 +323,13 @@ class SiteWorker:
             known = self._known_pins()
             pins = {n: v["identities"].get(n, "") for n in v["names"]} if known is None else known
             self._run = None  # until it has begun: what a refusal leaves half done does not count
-            run.begin(v["sizes"], v["hellos"] or {}, pins if run.frozen.secure else {}, message.arrays)
-            if run.frozen.secure and known is None:  # only now: a beginning that is refused pins nobody
-                self._pin(pins)
+
+            def pin() -> None:  # once all is accepted: a beginning that is refused pins nobody
+                if run.frozen.secure and known is None:
+                    self._pin(pins)
+
+            keys = pins if run.frozen.secure else {}
+            run.begin(v["sizes"], v["hellos"] or {}, keys, message.arrays, pin=pin)
         self._run = run
         self._told["epsilon"] = run.epsilon
         return {}, {}
