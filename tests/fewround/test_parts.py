@@ -365,6 +365,33 @@ def test_lookouts_find_a_narrow_hill_among_many_parameters():
     assert sum(len(f) for f in climbed(0.0, 0.7, 3, watched=True)[0]) == 0
 
 
+def thin_directions(share):
+    """Directions of mass far out that climbers see around N(0, I) with so much mass in seven thin ridges."""
+    rng, d = np.random.default_rng(4), 6
+    ways = rng.standard_normal((7, d))
+    ways /= np.linalg.norm(ways, axis=1)[:, None]
+
+    def derivatives(x):
+        square, along = np.sum(x**2, axis=1), x @ ways.T
+        bulk = np.log1p(-7 * share) - square / 2
+        ridges = np.log((share or 1e-300) / 25) - (square[:, None] - along**2 * (1 - 25**-2)) / 2
+        value = np.logaddexp(bulk, np.logaddexp.reduce(ridges, axis=1))
+        parts = np.exp(ridges - value[:, None])
+        return value, (parts * along * (1 - 25**-2)) @ ways - x
+
+    climbers = Climbers(proposal.gaussian(np.zeros(d), np.eye(d)), np.random.default_rng(3))
+    climbers.climb(*derivatives(climbers.positions), derivatives(climbers.paths(np.zeros(d)))[0])
+    found = climbers.thin
+    return np.abs(ways @ found.T).max(axis=1, initial=0.0), len(found)
+
+
+def test_climbers_see_thin_ridges_in_several_directions():
+    seen, count = thin_directions(0.005)
+    assert seen.min() > 0.99
+    assert count <= 16
+    assert thin_directions(0.0)[0].max() == 0.0
+
+
 def test_climbers_leave_places_without_density():
     climbers = Climbers(proposal.gaussian(np.zeros(2), np.eye(2)), np.random.default_rng(0))
     count = len(climbers.positions)

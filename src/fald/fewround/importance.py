@@ -181,9 +181,9 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         found = found[len(around) :]
     values, undefined = target.posterior(draws, sums["draw_values"])
     search.batches.append(DrawBatch(number, current, count, draws, values, {}))
-    _, along, far, down, high, out = np.split(
-        target.values(points, sums["point_values"]), np.cumsum([len(p) for p in parts])[:-1]
-    )
+    ends = np.cumsum([len(p) for p in parts])[:-1]
+    level, missing = target.posterior(points, sums["point_values"])
+    _, along, far, down, high, out = np.split(level, ends)
     same = modes.receive(found[len(candidates) :], along, known)
     search.improve([*found[: len(candidates)], *same])
     gain = search.best.value - before.value if search.best and before else np.inf
@@ -199,7 +199,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
     checks = _conditions(search, state, base, (ways, far), undefined=undefined, gain=gain)
     checks.append(certify.bulk(search.best, draws, state.newest.weights, state.log_mass))
     if cast:
-        checks.append(_look_out(search, cast, out, state))
+        checks += _look_out(search, cast, (out, missing[ends[-1] :]), state)
     told = {"mean": state.moments.mean, "sd": state.moments.sd}
     search.note(draws=len(draws), khat=state.newest.khat, ess=state.newest.ess, **told)
     return state, checks
@@ -270,13 +270,15 @@ def _expected(base: Proposal, last: DrawBatch, undefined: Array) -> tuple[Array,
     return expected, np.max((last.positions - centre) ** 2 / np.diag(spread), axis=1)
 
 
-def _look_out(search: Search, cast: rays.Rays, values: Array, state: State) -> Condition:
+def _look_out(search: Search, cast: rays.Rays, seen: tuple[Array, Array], state: State) -> list[Condition]:
     """What the rays say about mass far out; the proposal is widened where draws miss it.
 
-    What looks like mass may be rounding: it is looked at twice before anything follows from it.
+    What looks like mass may be rounding: it is looked at twice before anything follows from it. ``seen`` are
+    the log posterior at the places of the rays, and where it is not a number.
     """
     last, dim = search.batches[-1], search.target.dim
-    levels = cast.levels(values)
+    levels = cast.levels(seen[0])
+    undefined = seen[1][: levels.size].reshape(levels.shape)
     places = cast.positions[: levels.size]
     density = proposal.log_density(last.proposal, last.count, places).reshape(levels.shape)
     many = {"count": len(last.positions), "quantile": certify.quantile(dim)}
@@ -289,7 +291,8 @@ def _look_out(search: Search, cast: rays.Rays, values: Array, state: State) -> C
         tops = places[rays.tops(levels, hills)]
         search.modes.send_apart(tops[np.argsort(-missed[hills], kind="stable")[:8]])
     search.suspicious |= not check.holds
-    return check
+    lost = rays.unknown(levels, undefined, dim)
+    return [check, certify.defined_far_out(cast, lost, search.tolerance, search.names)]
 
 
 def line(search: Search, current: Proposal) -> tuple[Array, Array]:

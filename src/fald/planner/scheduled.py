@@ -47,7 +47,7 @@ class Course(NamedTuple):
         return np.array(found)
 
 
-class Planned(NamedTuple):
+class Timetable(NamedTuple):
     """A run: its rounds, effective draws of a chain, the kept round of largest error, and what it costs."""
 
     num_rounds: int
@@ -94,7 +94,7 @@ def smallest(problem: Problem, setting: Setting, schedule: Any, goal: Goal) -> f
     return -math.log(missing) / (8 * flattest * whole)
 
 
-def fewest(problem: Problem, setting: Setting, goal: Goal) -> Planned | None:
+def fewest(problem: Problem, setting: Setting, goal: Goal) -> Timetable | None:
     """The run that meets a goal first, dear where it has too few draws; none where errors stay too large."""
     rounds = _FIRST
     while True:
@@ -112,7 +112,7 @@ def fewest(problem: Problem, setting: Setting, goal: Goal) -> Planned | None:
         rounds *= 4
 
 
-def best_of(problem: Problem, setting: Setting, goal: Goal, num_rounds: int) -> Planned:
+def best_of(problem: Problem, setting: Setting, goal: Goal, num_rounds: int) -> Timetable:
     """The run of a given length that keeps as many rounds as its draws need, and no others."""
     found = course(problem, setting, goal, num_rounds)
 
@@ -130,9 +130,11 @@ def best_of(problem: Problem, setting: Setting, goal: Goal, num_rounds: int) -> 
     return run._replace(cost=float(found.excess[run.worst]))
 
 
-def _run(found: Course, warmup: int, rounds: int) -> Planned:
+def _run(found: Course, warmup: int, rounds: int) -> Timetable:
     """A run whose draws are all rounds after the warm-up; its last position where it needs no more."""
     rounds = max(rounds, 1)
     warmup = min(warmup, rounds - 1)
     worst = warmup + int(np.argmax(found.excess[warmup : rounds + 1]))
-    return Planned(rounds, warmup, float(found.effective(warmup)[rounds - warmup - 1]), worst, float(rounds))
+    return Timetable(
+        rounds, warmup, float(found.effective(warmup)[rounds - warmup - 1]), worst, float(rounds)
+    )

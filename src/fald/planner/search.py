@@ -24,7 +24,7 @@ from fald.core.errors import ConfigError, FaldError
 from fald.core.threads import one_thread
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
 from fald.planner.predict import Guarantee, Prediction, errors_at, followed, guarantee, predict, what_if
-from fald.planner.scheduled import MOST, Planned, best_of, fewest, peak, smallest
+from fald.planner.scheduled import MOST, Timetable, best_of, fewest, peak, smallest
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.settings.schedules import is_data, scaled
@@ -349,7 +349,7 @@ def _scheduled(
     for like in likes:
         followed(problem, replace(like, step_size=scaled(schedule, 1e-3 * high)), 1)  # what it has no law for
 
-        def run(factor: float, like: Setting = like) -> Planned | None:
+        def run(factor: float, like: Setting = like) -> Timetable | None:
             setting = replace(like, step_size=scaled(schedule, factor))
             try:
                 if num_rounds is None:
