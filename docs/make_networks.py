@@ -441,9 +441,10 @@ On validation rows:
 |---|---|---|---|
 {tried}
 
-Last of all, sampling was begun later and with smaller steps, in the rows that say so: the nearer the average comes
-to FedAvg's last position, the better it is, and it stays behind. In so few rounds a network gains more from the
-last steps of an optimiser than from an average. The judged settings were left as they were.
+Last of all, sampling was begun later and with smaller steps, in the rows that say so: the nearer the
+average comes to FedAvg's last position, the better it is, and it stays behind. In so few rounds a network
+gains more from the last steps of an optimiser than from an average. The judged settings were left as they
+were.
 
 `python docs/make_networks.py` repeats all of it ({minutes:.0f} CPU-minutes here) and writes this page from
 `docs/comparisons/networks.json`.
