@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ import numpy as np
 
 STORED = Path(__file__).parent / "speed" / "networks.json"
 KILLED_AT, ENDS_AT = 7, 12  # rounds
+MEASURED = 60  # rounds whose memory is looked at
 
 
 def problem() -> tuple[Any, Any, Any]:
@@ -37,8 +39,13 @@ def problem() -> tuple[Any, Any, Any]:
     return networks.cnn(), rows, data
 
 
-def in_use() -> int:
-    """Bytes of memory in use, without pages of files, which come and go with what else the machine does."""
+def in_use(*, trimmed: bool = False) -> int:
+    """Bytes of memory in use, without pages of files, which come and go with what else the machine does.
+
+    ``trimmed``: without what the C library keeps of freed memory, which is given back first.
+    """
+    if trimmed:
+        ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
@@ -48,10 +55,10 @@ def sampled(rounds: int, folder: str = "") -> dict[str, Any]:
     import fald
 
     model, _, data = problem()
-    seen: list[tuple[float, float, int]] = []
+    seen: list[tuple[float, float]] = []
 
     def look(number: int, positions: Any, stats: Any) -> None:
-        seen.append((time.monotonic(), time.process_time(), in_use()))
+        seen.append((time.monotonic(), time.process_time()))
         if folder:
             print(number, flush=True)
 
@@ -67,15 +74,37 @@ def sampled(rounds: int, folder: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {"draws": hashlib.sha256(mean.tobytes()).hexdigest()[:16]}
     if len(seen) > 1:
         wall, cpu = ((seen[-1][i] - seen[0][i]) / (len(seen) - 1) for i in (0, 1))
-        after = [memory for *_, memory in seen[min(20, len(seen) - 1) :]]
         found |= {
             "cpu_seconds_a_round": cpu,
             "cpu_seconds": ended[1] - began[1],
             "wall_seconds_beside_rounds": ended[0] - began[0] - rounds * wall,
-            "memory_after_round_20": (min(after) / after[0] - 1, max(after) / after[0] - 1),
-            "megabytes": after[0] / 1e6,
+            "cpu_seconds_beside_rounds": ended[1] - began[1] - rounds * cpu,
         }
     return found
+
+
+def memory(rounds: int) -> dict[str, Any]:
+    """MB in use after the rounds of a run with a sink: what is held, and with what the allocator keeps."""
+    import fald
+
+    model, _, data = problem()
+    held, kept = [], []
+
+    def look(number: int, positions: Any, stats: Any) -> None:
+        kept.append(in_use() / 1e6)
+        held.append(in_use(trimmed=True) / 1e6)
+
+    fald.sample(
+        0, model, data, num_rounds=rounds, local_steps=10, step_size=1e-7, temperature=0.1, batch_size=64,
+        num_chains=1, sinks=[fald.sinks.RunningMoments(rank=0)], callback=look, progress=False,
+    )  # fmt: skip
+    first = min(20, rounds - 1)
+    return {
+        "rounds": rounds,
+        "held_after_round_20": [min(held[first:]), max(held[first:])],
+        "held_in_last_round": held[-1],
+        "with_what_the_allocator_keeps": [min(kept[first:]), max(kept[first:])],
+    }
 
 
 def by_hand(rounds: int) -> dict[str, Any]:
@@ -118,6 +147,7 @@ def main(rounds: int) -> None:
         "fald": ours,
         "by hand": hand,
         "cpu, times the loop by hand": ours["cpu_seconds"] / hand["cpu_seconds"],
+        "memory": apart("memory", min(rounds, MEASURED)),
         "killed and resumed to the same draws": killed(),
     }
     STORED.write_text(json.dumps(found, indent=1) + "\n")
@@ -127,6 +157,8 @@ def main(rounds: int) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["sampled"]:
         print(json.dumps(sampled(int(sys.argv[2]), *sys.argv[3:])))
+    elif sys.argv[1:2] == ["memory"]:
+        print(json.dumps(memory(int(sys.argv[2]))))
     elif sys.argv[1:2] == ["by_hand"]:
         print(json.dumps(by_hand(int(sys.argv[2]))))
     else:

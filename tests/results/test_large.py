@@ -90,3 +90,12 @@ def test_a_run_goes_on_from_a_result():
     found = fald.sample(0, model, data, num_rounds=5, num_chains=2, **settings)
     chains = fald.positions(found, model).last(3)
     assert len(np.unique(chains)) == 3  # an earlier draw rather than the same again
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_draw_has_a_table_without_spread():
+    model = model_of({"w": jnp.zeros(3)})
+    tree = xr.DataTree.from_dict(trees.posterior_groups(model, np.ones((1, 1, 3), np.float32)))
+    table = fald.summary(tree)
+    assert table["mean"].tolist() == [1, 1, 1]
+    assert table["sd"].isna().all()

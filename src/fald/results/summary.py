@@ -60,7 +60,7 @@ def summary(tree: xr.DataTree, *, level: float = 0.95) -> pd.DataFrame:
         row = {
             "parameter": label,
             "mean": draws.mean(),
-            "sd": draws.std(ddof=1),
+            "sd": draws.std(ddof=1) if draws.size > 1 else np.nan,
             low: ends[0],
             high: ends[1],
             **diagnostics[label],

@@ -30,7 +30,7 @@ _CHAINS, _MOMENTUM = 2, 0.9
 
 
 def cases(quick: bool) -> list[Case]:
-    """G: a convolutional network; H: a residual one; I: a perceptron; J: results of many parameters."""
+    """G: a convolutional network; H: a residual one; I: a perceptron; K: results of many parameters."""
     rows = images(np.random.default_rng(0), _CLIENTS * _ROWS, _PIXELS)
     data = fald.FederatedData(rows, np.arange(_CLIENTS + 1) * _ROWS, tuple(map(str, range(_CLIENTS))))
     method = samplers.fald(local_steps=_STEPS, step_size=_STEP, temperature=_TEMPERATURE, batch_size=_BATCH)
@@ -92,7 +92,7 @@ def _summaries(quick: bool) -> Case:
         for name in list(contenders)[1:]
     ]
     about = f"results of {model.dim:,} parameters, 4 chains of 30 draws"
-    return Case("J", about, "all draws", "sum of squares in NumPy", contenders, marks)
+    return Case("K", about, "all draws", "sum of squares in NumPy", contenders, marks)
 
 
 def _by_hand(model: fald.Model, rows: Any, rounds: int) -> Callable[[], object]:

@@ -23,7 +23,7 @@ WORKLOADS = {
     "images": "B, C: image classifiers against PyTorch",
     "chains": "D: many chains of a logistic regression against a Python loop and BlackJAX",
     "many": "E: 1,000 and 100,000 clients",
-    "networks": "G, H, I: networks against loops written by hand; J: results of a million parameters",
+    "networks": "G, H, I: networks against loops written by hand; K: results of a million parameters",
     "start": "F: import, compilation, demo",
     "scaling": "cost of a round along K, participants, batch and features",
     "fit": "J: fald.fit beside rstanarm, NumPyro and BlackJAX on pooled rows; along rows, parameters, sites",
