@@ -244,7 +244,7 @@ def learner(spread=1.0, usable=1.0):
 @pytest.mark.parametrize(
     ("spread", "shift", "stretch", "good"),
     [
-        (1.0, 0.0, 1.0, True), (1.0, 0.14, 1.0, True), (1.0, 0.17, 1.0, False), (1.0, 0.0, 1.12, True),
+        (1.0, 0.0, 1.0, True), (1.0, 0.14, 1.0, True), (1.0, 0.157, 1.0, False), (1.0, 0.0, 1.12, True),
         (1.0, 0.0, 1.2, False), (0.4, 0.0, 1.0, False), (2.5, 0.0, 1.0, False),
     ],
 )  # fmt: skip
@@ -258,13 +258,75 @@ def test_a_surrogate_is_good_that_predicts_fresh_states_and_stays(spread, shift,
     assert (made.good, made.lost, made.rounds, len(made.trace)) == (good, False, 2, 2)
 
 
-@pytest.mark.parametrize(("usable", "lost"), [(0.12, False), (0.08, True)])
+@pytest.mark.parametrize(("usable", "lost"), [(0.12, False), (0.08, True), (0.0, True)])
 def test_a_surrogate_that_leads_where_nothing_is_known_is_lost(usable, lost):
     made = learner(usable=usable)
     known = end(made.ask())
     assert made.lost is lost
     assert len(known.positions) == len(known.slopes) == 9600
     assert len(known.followed) == 6400  # always as many, some of them again
+
+
+def test_a_move_is_judged_by_what_the_surrogate_does_not_say_of_it():
+    """With log density -|z|²/2 + 3 z_1 of the surrogate, and the target a standard normal."""
+    made = learner()
+    made.frame = Frame(np.array([1.0, 0.0]), 2 * np.eye(2))
+    made.surrogate = made.surrogate._replace(slope=jnp.asarray([3.0, 0.0]))
+    made._target.values = lambda positions, sums: -np.sum(positions**2, axis=1) / 2
+    z = np.array([[1.0, 2.0], [0.0, -1.0]])
+    asking = made.decide(z)
+    np.testing.assert_array_equal(next(asking)["points"], [[3.0, 4.0], [1.0, -2.0]])
+    with pytest.raises(StopIteration) as done:
+        asking.send({"point_values": None})
+    value, off = done.value.value
+    np.testing.assert_allclose(value, [-12.5, -2.5])
+    np.testing.assert_allclose(off, [-12.5 + 2.5 - 3.0, -2.5 + 0.5], rtol=1e-6)
+    assert made.rounds == 1
+
+
+def test_states_of_three_rounds_are_learned_from_and_followed(monkeypatch):
+    made, taught, walked = learner(), [], []
+
+    def learn(surrogate, z, wanted, rng, *, steps, rate):
+        taught.append((len(z), wanted, steps, rate))
+        return surrogate
+
+    def wander(surrogate, z, seed, **how):
+        walked.append((z, seed, how))
+        return z
+
+    monkeypatch.setattr(learned, "learn", learn)
+    monkeypatch.setattr(learned, "wander", wander)
+    for count in range(4):
+        known = end(made.ask())._replace(slopes=np.full((9600, 2), float(count)))
+        made.study(known)
+        z, _, how = walked[-1]
+        assert (how["trajectories"], how["steps"]) == (6, 10)
+        assert how["bound"] == pytest.approx(1.4 * np.max(np.sum(z**2, axis=1)))
+        np.testing.assert_allclose(np.cov(z.T), np.eye(2), atol=1e-6)  # all parameters mix alike
+        assert made.z is z
+    assert [(size, *how) for size, _, *how in taught] == [(28_800, 4000, 0.02)] + 3 * [(28_800, 3000, 0.01)]
+    assert len({seed for _, seed, _ in walked}) == 4
+    # the oldest round goes: gradients of rounds 1 to 3, without those of the Gaussian
+    slopes = taught[-1][1] - made._home.inward(np.concatenate([one.positions for one in made._seen]))
+    assert [set(part.ravel()) for part in np.split(np.round(slopes, 6), 3)] == [{1.0}, {2.0}, {3.0}]
+
+
+@pytest.mark.parametrize(("tolerance", "extra", "count"), [(0.1, 0, 2560), (0.1, 3, 3328), (0.05, 0, 9984)])
+def test_so_many_chains_are_run_as_all_quantities_together_need(monkeypatch, tolerance, extra, count):
+    """Half of the tolerance is for their number: (2 q / tolerance)², in steps of 256."""
+    asked = []
+
+    def drawn(learner, count, rounds):
+        asked.append((count, rounds))
+        return giving(None)
+
+    monkeypatch.setattr(learned, "Target", lambda model: SimpleNamespace(dim=2, model=model))
+    monkeypatch.setattr(learned, "_drawn", drawn)
+    report = (lambda positions: np.ones((len(positions), extra))) if extra else None
+    chains = learned.run_chains(None, PLAIN, seed=1, tolerance=tolerance, max_rounds=14, report=report)
+    assert end(chains) is None
+    assert asked == [(count, 14 - 6 - 1)]
 
 
 class Pupil:
