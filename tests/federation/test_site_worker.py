@@ -593,6 +593,12 @@ def test_keys_seen_first_are_kept_once_all_have_signed(tmp_path, monkeypatch):
     site.replied("begin", {**values, "identities": {"b": "other"}})
     assert run.calls[-1][3] == first
     assert json.loads(pins.read_text()) == first
+    # nor any where the site has a file of its own, which is not copied
+    (tmp_path / "own.json").write_text(json.dumps(first))
+    own = Site(tmp_path / "own", sites=(), pins=tmp_path / "own.json")
+    own.replied("open", {**OPEN, "secure": True, "names": names})
+    own.replied("begin", {**values, **told})
+    assert not (own.state / "pins.json").exists()
 
 
 # -- models of other packages -------------------------------------------------------------------------------

@@ -206,6 +206,8 @@ def test_sites_are_counted_and_named():
     assert colour({**CHAIN, "sites": [SITE, {**others[0], "seldom": True}]}, "Sites") == "red"
     check = found({**CHAIN, "sites": [SITE, {**SITE, "client": "s", "seldom": True}]}, "Sites")
     assert "Site s took part far less often" in check.sentence
+    once = {**SITE, "client": "s", "seldom": True, "took_part": 1}
+    assert "Site s took part far less often" in found({**CHAIN, "sites": [SITE, once]}, "Sites").sentence
     late = {"dropouts": [{"round": 3, "silent": ["b", "a"]}, {"round": 4, "silent": ["a"]}]}
     assert "Sites a, b did not answer" in found({**CHAIN, "federation": late}, "Sites").sentence
     assert colour({**CHAIN, "federation": {"dropouts": []}}, "Sites") == "green"
