@@ -131,11 +131,22 @@ def _derived(tree: xr.DataTree) -> Kind:
     return PRIVATE_CHAIN if "privacy" in tree.attrs else CHAIN
 
 
+def elsewhere(tree: xr.DataTree) -> str:
+    """A sentence on draws that a run has given to sinks; empty if the result has them all."""
+    if "sinks" not in tree.attrs:
+        return ""
+    return f"the result has the last draw of each chain alone; the draws went to {tree.attrs['sinks']}"
+
+
 def require_posterior(tree: xr.DataTree) -> xr.DataTree:
-    """Return ``tree`` if its draws are from a posterior, else raise ``DataError``."""
+    """Return ``tree`` if it holds the draws of a run from a posterior, else raise ``DataError``."""
     if not kind_of(tree).draws:
         raise DataError(
             f"{tree.attrs.get('method')} gives a point estimate; its iterates are not draws from a posterior",
             hint="use a temperature > 0, or a method that samples, for intervals",
+        )
+    if elsewhere(tree):
+        raise DataError(
+            elsewhere(tree), hint="ask the sinks: fald.sinks.DrawFiles.tree() gives all draws as a result"
         )
     return tree
