@@ -41,11 +41,12 @@ def write_atomically(path: Path, content: bytes | memoryview, mode: int = 0o666)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        raise storage_error(path, error) from error
-    finally:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError):
+            raise storage_error(path, error) from error
+        raise
 
 
 def overwrite(path: Path, *parts: bytes) -> None:

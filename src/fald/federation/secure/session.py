@@ -45,7 +45,7 @@ __all__ = ["FEWEST_SITES", "Identity", "Session", "check_shares", "fixed_point_s
 
 PROTOCOL = "fald secure sum 1"
 FEWEST_SITES = 3
-_ZEROS = memoryview(bytes(1 << 16))  # what is encrypted to get a stream
+_ZEROS = memoryview(bytes(1 << 18))  # what is encrypted to get a stream
 
 
 class _Answer(NamedTuple):
@@ -295,7 +295,9 @@ class Session:
         done = self.again(round=round, attempt=attempt, digest=digest)
         if done is not None:
             return done
-        upload = np.column_stack([encode(values, saturate=saturate), encode([1.0])])
+        upload = np.empty((2, np.size(values) + 1), np.uint64)
+        encode(values, saturate=saturate, out=upload[:, :-1])
+        encode([1.0], out=upload[:, -1:])
         stream = np.empty(upload.shape, "<u8")
         use = _joined(PROTOCOL, round, attempt, upload.shape[1], digest, *self.roster)
         for name in self.roster:
@@ -329,7 +331,7 @@ def check_shares(weights: ArrayLike, sizes: Sequence[int]) -> None:
     >>> check_shares([[0.25, 0.25, 0.5]], [10, 10, 20])
     """
     w, shares = np.asarray(weights, float), np.asarray(sizes, float) / sum(sizes)
-    if w.shape[-1:] != shares.shape or not np.allclose(w, shares, rtol=1e-6, atol=0):
+    if w.shape[-1:] != shares.shape or not np.all(np.abs(w - shares) <= 1e-6 * shares):
         raise SecureSumError(
             "the weights of the sum are not the sites' shares of the rows",
             hint="other weights can single out a site",
