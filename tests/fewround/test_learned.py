@@ -84,6 +84,7 @@ def test_chains_at_rest_are_called_settled():
 
 def shown(draws, values=lambda x: -np.sum(x**2, axis=1) / 2, slopes=lambda x: -x, certified=None):
     """Names of the conditions that object to ends of chains, of a posterior that is a standard normal."""
+
     def posterior(positions, sums):
         found = values(positions)
         return np.where(np.isnan(found), -np.inf, found), np.isnan(found)

@@ -33,6 +33,8 @@ Array = NDArray[Any]
 
 _ANCHORED = (1.0, 0.5, 0.25, 0.1, 1.5, 2.2, 3.2, 4.5)  # parts of a Newton step with derivatives
 _TRIED = (0.005, 0.02, 0.05, 0.35, 0.7)  # parts with values only
+_WATCHED = 2  # rounds of draws, from all of which others may climb
+_SPARSE = 20.0  # posterior over proposal, from which on they may later
 _HILL = 1.0  # nats that a ray must fall and rise again for somebody to be sent there
 
 
@@ -194,8 +196,9 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
     if len(modes.relevant()) > 1:  # the verdict is known
         search.climbers.rest()
     else:
-        seen = np.concatenate([parts[4], draws])
-        search.climbers.watch(seen, np.append(high, values) - proposal.log_sum(log_parts(base, seen), 1))
+        places, level = _sparse(search.batches, state.log_mass)
+        seen, level = np.concatenate([parts[4], places]), np.append(high, level)
+        search.climbers.watch(seen, level - proposal.log_sum(log_parts(base, seen), 1))
     checks = _conditions(search, state, base, (ways, far), undefined=undefined, gain=gain)
     checks.append(certify.bulk(search.best, draws, state.newest.weights, state.log_mass))
     if cast:
@@ -203,6 +206,18 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
     told = {"mean": state.moments.mean, "sd": state.moments.sd}
     search.note(draws=len(draws), khat=state.newest.khat, ess=state.newest.ess, **told)
     return state, checks
+
+
+def _sparse(batches: list[DrawBatch], log_mass: float) -> tuple[Array, Array]:
+    """Newest draws from which others may climb, and the log posterior there.
+
+    All of them in the first rounds. Later those alone where draws are so sparse that a hill could be missed:
+    elsewhere their weights know of it.
+    """
+    last = batches[-1]
+    sparse = last.values - last.density(last) - log_mass > np.log(_SPARSE)
+    chosen = sparse if len(batches) > _WATCHED else np.ones(len(sparse), bool)
+    return last.positions[chosen], last.values[chosen]
 
 
 def _conditions(
