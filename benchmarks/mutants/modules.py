@@ -165,6 +165,7 @@ TESTS: dict[str, list[str]] = {
     "fald/federation/site/ledger.py": ["federation/test_budget_borders.py", "federation/test_ledger.py"],
     "fald/federation/site/account.py": ["federation/test_account.py"],
     "fald/federation/secure/session.py": ["federation/test_budget_borders.py", "federation/test_secure.py"],
+    "fald/federation/secure/shares.py": ["federation/test_shares.py"],
     "fald/federation/secure/fixed_point.py": [
         "federation/test_budget_borders.py",
         "federation/test_secure.py",
@@ -172,6 +173,7 @@ TESTS: dict[str, list[str]] = {
     "fald/federation/secure/identity.py": ["federation/test_budget_borders.py", "federation/test_secure.py"],
     "fald/fewround/certify.py": ["fewround/test_certify_borders.py", "fewround/test_certify.py"],
     "fald/fewround/chains.py": ["fewround/test_chain_checks.py"],
+    "fald/fewround/learned.py": ["fewround/test_learned.py", "fewround/test_learned_parts.py"],
     "fald/fewround/rays.py": ["fewround/test_rays.py"],
     "fald/fewround/rounding.py": ["fewround/test_rounding.py"],
     "fald/fewround/weights.py": ["fewround/test_weights.py"],
@@ -192,6 +194,7 @@ TESTS: dict[str, list[str]] = {
     "fald/langevin/server.py": ["langevin/test_local_parts.py"],
     "fald/langevin/safety.py": _SAFETY,
     "fald/langevin/rounds.py": ["langevin/test_rounds.py"],
+    "fald/langevin/reading.py": ["langevin/test_reading.py"],
     "fald/langevin/guard.py": ["langevin/test_guard.py"],
     "fald/privacy/accountant.py": [_STEPS, *_REFUSED],
     "fald/privacy/events.py": ["privacy/test_privacy_parts.py", *_CLASSES],

@@ -105,6 +105,11 @@ def test_what_is_not_declared_does_not_leave():
     with pytest.raises(PolicyError, match="does not send what the method declares: 'x'"):
         check_preparation(Reveals(), {"x": np.zeros((1, 3))}, 3)
     check_preparation(Reveals(), {}, 3)
+    prepares, sent = Reveals(preparation={"x": "point"}), {"x": np.zeros((1, 3))}
+    check_preparation(prepares, sent, 3)
+    for wrong in ({}, sent | {"y": np.zeros((1, 3))}, {"x": np.zeros((1, 3, 3))}):
+        with pytest.raises(PolicyError):
+            check_preparation(prepares, wrong, 3)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def too_long(tree: ast.AST) -> list[str]:
     return found
 
 
+@functools.cache
 def sources() -> dict[str, ast.Module]:
     return {str(p.relative_to(PACKAGE)): ast.parse(p.read_text()) for p in sorted(PACKAGE.rglob("*.py"))}
 

@@ -107,6 +107,8 @@ def test_each_question_follows_from_the_sums_before(tmp_path, asked):
     assert isinstance(mine.request(1)["count"], np.ndarray)
     with pytest.raises(FederationError, match="the sum of round 1 was not passed on"):
         mine.request(2)
+    with pytest.raises(FederationError, match="the sum of round 1 was not passed on"):
+        mine.take(2, sums(1, 2))
     assert not mine.knows(1)
     mine.take(1, sums(1, 2))
     assert mine.knows(1)

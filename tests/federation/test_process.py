@@ -27,6 +27,8 @@ pipe, letters = Connection(int(sys.argv[1])), int(sys.argv[2])
 about = json.loads(pipe.recv_bytes())
 if about["name"] == "ends":
     sys.exit(3)
+if about["name"] == "late":
+    time.sleep(2)
 pipe.send_bytes(b"no" if about["name"] == "rude" else b"ready")
 while True:
     content = os.pread(letters, int.from_bytes(pipe.recv_bytes(), "little"), 0)
@@ -132,9 +134,11 @@ def test_a_process_that_ends_is_noticed_at_once_and_replaced(made):
     assert who(process)["pid"] != first
 
 
-@pytest.mark.parametrize("name", ["ends", "rude"])
-def test_a_process_that_does_not_start_says_so(made, name):
+@pytest.mark.parametrize("name", ["ends", "rude", "late"])
+def test_a_process_that_does_not_start_says_so(made, name, monkeypatch):
     process = made(name)
+    if name == "late":
+        monkeypatch.setattr(confined, "_START", 0.5)
     with pytest.raises(FederationError, match="the process for its model does not start"):
         process.handle(b"hello", "m")
     assert process._process is process._pipe is None

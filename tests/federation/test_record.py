@@ -163,19 +163,20 @@ def test_long_words_are_cut_where_a_line_would_become_unreadable(tmp_path):
 
 
 def test_one_long_line_is_an_end_like_any_other(tmp_path):
-    record = Record(tmp_path, Identity.create(tmp_path / "identity.pem"))
-    record.add({"columns": ["z" * 900] * 100})
-    record.add({"asked": "end"})
+    identity = Identity.create(tmp_path / "identity.pem")
+    Record(tmp_path, identity).add({"columns": ["z" * 900] * 100})
+    Record(tmp_path, identity).add({"asked": "end"})  # by another process, which does not know the end
     assert [entry["line"] for entry in read_record(tmp_path)] == [1, 2]
 
 
 def test_the_end_of_a_long_record_is_found(tmp_path):
     """Only its last megabyte is read, in which the last line must lie whole."""
-    record = Record(tmp_path, Identity.create(tmp_path / "identity.pem"))
+    identity = Identity.create(tmp_path / "identity.pem")
+    record = Record(tmp_path, identity)
     for number in range(4):
         record.add({"columns": [f"{number} {i} " + "z" * 900 for i in range(200)], "more": ["z" * 900] * 200})
     assert (tmp_path / RECORD).stat().st_size > 1 << 20
-    record.add({"asked": "end"})
+    Record(tmp_path, identity).add({"asked": "end"})
     assert [entry["line"] for entry in read_record(tmp_path)] == [1, 2, 3, 4, 5]
 
 

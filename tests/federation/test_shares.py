@@ -28,7 +28,7 @@ def shown(sent, place):
 
 
 def checked(told, sent, place):
-    return shares.check(told, NAMES, place, {shares.owner_hash(shares.hashes(sent[place], 4))}, 7)
+    return shares.check(told, NAMES, place, {shares.owner_hash(shares.hashes(sent[place], 4))}, number=7)
 
 
 def refusal(told, sent, place):
@@ -90,6 +90,8 @@ def test_an_upload_that_was_changed_is_noticed_by_its_owner_or_by_its_hash(colum
         {"hashes": np.zeros((4, 1, 31), np.uint8)}, {"hashes": np.zeros((4, 1, 32), np.int64)},
         {"share": np.zeros((4, 2, 2), np.uint64)}, {"share": np.zeros((4, 2, 3), np.int64)},
         {"share": np.zeros((3, 2, 3), np.uint64)},
+        {"sum": np.zeros(0), "share": np.zeros((4, 2, 0), np.uint64)},
+        {"sum": np.ones((1, 3)), "share": np.zeros((4, 2, 1), np.uint64)},
     ],
 )  # fmt: skip
 def test_what_does_not_have_its_shape_was_not_passed_on(wrong):
@@ -111,6 +113,14 @@ def test_a_sum_of_other_columns_than_the_uploads_have_is_refused():
         checked(told, sent, place)
         told["sum"] = np.delete(told["sum"], 6_000)
         assert "does not have its hash" in refusal(told, sent, place)
+
+
+def test_uploads_of_two_sites_that_were_exchanged_are_refused_by_both():
+    sent, _ = uploads(3)
+    changed = [sent[1], sent[0], *sent[2:]]
+    for place in (0, 1):
+        assert "upload of round 7 is not its own" in refusal(shown(changed, place), sent, place)
+    assert refusal(shown(changed, 2), sent, 2) == ""  # the sum is right, and so is its own upload
 
 
 def test_masks_that_do_not_cancel_and_sums_of_no_terms_are_refused():

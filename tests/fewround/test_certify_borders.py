@@ -322,6 +322,15 @@ def test_the_mean_gradient_may_be_off_by_its_standard_error(sign, place):
     assert not certify.scores(both + np.array([place, -3 * place]), 1.5 * slopes, 0.1, ["a", "b"]).holds
 
 
+def test_chains_that_are_copies_count_as_many_in_means_of_gradients():
+    z = exact_draws()
+    draws = np.concatenate([z, z[:100]])  # of the lowest two each
+    slopes = -(draws - draws.mean()) / draws.var(ddof=1)
+    assert certify.scores(draws, slopes, 1.0, ["a"]).holds
+    other = np.concatenate([z, z[-100:]])  # the twin: of the highest
+    assert not certify.scores(other, np.concatenate([slopes[:400], slopes[300:400]]), 1.0, ["a"]).holds
+
+
 def test_gradients_without_errors_are_judged_without_warnings():
     z = exact_draws()
     with np.errstate(all="raise"):

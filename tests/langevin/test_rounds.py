@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fald
 from fald.calculus.gradients import Rows
 from fald.core.keys import Stream, chain_key, stream_key
 from fald.core.reveals import Reveals
@@ -218,3 +219,112 @@ def test_costs_that_uploads_say_are_counted_for_participants():
         np.testing.assert_array_equal(low, times * amount)
         assert not np.any(high)
     assert isinstance(counters, Spent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looker(Tracer):
+    """Notes how many of its calls are laid side by side, each time that some are."""
+
+    def client_update(self, hyper, local, message, memory):
+        return super().client_update(hyper, local, message, beside(memory))
+
+
+BESIDE = []
+
+
+@jax.custom_batching.custom_vmap
+def beside(x):
+    return x
+
+
+@beside.def_vmap
+def _(axis_size, in_batched, x):
+    BESIDE.append(axis_size)
+    return beside(x), in_batched[0]
+
+
+ALONE = [SizeClass(3, False, 4)]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "num_chains", "classes", "how", "expected"),
+    [
+        ("full", 1, ALONE, {}, []),
+        ("full", 2, ALONE, {}, [2]),
+        ("full", 2, ALONE, {"one_by_one": True}, []),
+        ("full", 1, [SizeClass(3, False, 4, 2)], {}, [2]),
+        ("full", 2, [SizeClass(3, False, 4, 4)], {"one_by_one": True}, [4]),
+        ("full", 3, [SizeClass(3, False, 4, 4)], {}, [3, 4]),
+        ("II", 2, ALONE, {}, []),
+        ("II", 1, ALONE, {"together": True}, []),
+        ("II", 2, ALONE, {"together": True}, [2]),
+        ("II", 2, ALONE, {"together": True, "one_by_one": True}, []),
+    ],
+)
+def test_chains_and_clients_are_laid_side_by_side_as_the_layout_says(
+    scheme, num_chains, classes, how, expected
+):
+    method, _ = Looker(step_size=0.05, batch_size=None).split()
+    rounds = made(scheme, num_chains, classes, method=method, **how)
+    given = Given(tables(classes, [0] * 4), HYPER, ROOTS)
+    BESIDE.clear()
+    jax.make_jaxpr(rounds.whole)(given, start(scheme, num_chains), jnp.int32(ROUND))
+    assert sorted(set(BESIDE)) == expected
+
+
+def test_clients_and_chains_are_apart_unless_a_layout_says_otherwise():
+    assert SizeClass(3, True, 2).together == 1
+    assert not Layout((), True, True, True, 1).one_by_one
+
+
+@pytest.mark.parametrize(("batch_size", "times"), [(None, 1), (2, 0)])
+def test_all_rows_of_a_client_are_taken_out_once_and_batches_where_they_are_used(
+    monkeypatch, batch_size, times
+):
+    held = []
+    hold = Rows.hold
+    monkeypatch.setattr(Rows, "hold", lambda rows: held.append(rows) or hold(rows))
+    method, _ = Tracer(step_size=0.05, batch_size=batch_size).split()
+    rounds = made("full", 2, ALONE, method=method)
+    given = Given(tables(ALONE, [0] * 4), HYPER, ROOTS)
+    jax.make_jaxpr(rounds.whole)(given, start("full", 2), jnp.int32(ROUND))
+    assert len(held) == times
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shower(Peer):
+    """Uploads the gradients of three batches, which show their rows where each has a direction of its own."""
+
+    reveals = Reveals(("gradient", "nothing"), sums=True)
+
+    def cost(self, dim):
+        return Cost(Spent(3))
+
+    def client_update(self, hyper, local, message, memory):
+        return Upload(jnp.stack([local.grad(message, j) for j in range(3)]), jnp.zeros(())), memory
+
+    def server_update(self, hyper, state, uploads, server):
+        return state
+
+
+@pytest.mark.parametrize("scheme", ["full", pytest.param("II", marks=SLOW)])
+def test_numbers_of_rows_known_before_are_those_of_the_batches(scheme):
+    """Of clients that have fewer rows than a batch, all."""
+    model = fald.Model(lambda theta: jnp.zeros(()), lambda theta, row: theta @ row, jnp.zeros(10))
+    method, _ = Shower(step_size=0.05, batch_size=2).split()
+    layout = Layout((SizeClass(4, False, 4),), False, False, False, 1)
+    sizes = (1, 3, 2, 4)
+    offsets = jnp.asarray(np.concatenate([[0], np.cumsum(sizes)]), jnp.int32)
+    rounds = Rounds(method, SCHEMES[scheme], 2, model=model, num_clients=4, layout=layout)
+    given = Given(tables(*ONE)._replace(rows=jnp.eye(10), offsets=offsets), HYPER, ROOTS)
+    counters = () if scheme == "full" else jnp.zeros((4, 2), jnp.uint32)
+    state = jnp.zeros((2, 10)), (jnp.zeros((4, 2, 10)), counters)
+    _, _, uploads, drawn = jax.jit(rounds.whole)(given, state, jnp.int32(ROUND))
+    numbers = np.asarray(rounds.batches(ROOTS, offsets, jnp.int32(ROUND), 3))
+    assert numbers.shape == (2, len(drawn.client[0]), 3, 2)
+    shown = np.asarray(uploads.position)  # (slots, chains, steps, rows)
+    for ch, slot, step in np.ndindex(numbers.shape[:3]):
+        taken = set(np.flatnonzero(shown[slot, ch, step]))
+        assert taken == set(numbers[ch, slot, step].tolist())
+        assert len(taken) == min(2, sizes[int(drawn.client[ch, slot])])
+    assert len({tuple(row) for row in numbers.reshape(-1, 2).tolist()}) > 6  # not always the same

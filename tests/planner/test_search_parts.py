@@ -74,7 +74,7 @@ def test_a_plan_chooses_the_step_and_tries_every_number_of_steps():
         (1, TWO.largest_step, 0.5), (4, TWO.largest_step, 0.5),
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="chooses the step size"):
-        search._likes(TWO, [1], {"step_size": 0.1})
+        search.fewest_rounds(TWO, local_steps=[1], step_size=0.1)
     with pytest.raises(ConfigError, match="temperature must be > 0"):
         search._likes(TWO, [1], {"temperature": 0.0})
 

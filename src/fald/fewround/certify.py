@@ -166,16 +166,20 @@ def tails(values: Array, directions: Array, centre_value: float, sd: Array, *, n
 
 def far_mass(rays: Rays, found: Far, tolerance: float, names: list[str]) -> Condition:
     """Whether all that lies far out is little, or sampled well: half of the tolerance is for it."""
-    missed = found.missed.max(axis=1)
-    worst = int(np.argmax(missed))
-    share = float(found.share[worst].max())
-    moving = np.abs(rays.factor @ rays.directions[worst]) / np.sqrt(np.sum(rays.factor**2, axis=1))
-    most = [names[i] for i in np.argsort(-moving, kind="stable")[:3] if moving[i] > 0.1 * moving.max()]
+    worst, share, along = _worst_ray(rays, found, names)
     return Condition(
         "far mass",
-        bool(missed[worst] <= tolerance / 2),
-        f"up to {share:.0%} of the variance along {', '.join(most)} lies far out, where draws are too few",
+        bool(found.missed[worst].max() <= tolerance / 2),
+        f"up to {share:.0%} of the variance along {along} lies far out, where draws are too few",
     )
+
+
+def _worst_ray(rays: Rays, found: Far, names: list[str]) -> tuple[int, float, str]:
+    """The ray on which most is missed, the share of the variance there, and the parameters that move."""
+    worst = int(np.argmax(found.missed.max(axis=1)))
+    moving = np.abs(rays.factor @ rays.directions[worst]) / np.sqrt(np.sum(rays.factor**2, axis=1))
+    most = [names[i] for i in np.argsort(-moving, kind="stable")[:3] if moving[i] > 0.1 * moving.max()]
+    return worst, float(found.share[worst].max()), ", ".join(most)
 
 
 def defined(undefined: Array, expected: Array, distance: Array, tolerance: float) -> Condition:
@@ -198,6 +202,20 @@ def defined(undefined: Array, expected: Array, distance: Array, tolerance: float
         lost <= tolerance / 2,
         f"the likelihood is not a number (NaN or +∞) at {int(undefined.sum()):,} of {len(undefined):,} "
         f"draws, where about {min(float(np.sum(expected[undefined])), 1.0):.1%} of the posterior should be",
+    )
+
+
+def defined_far_out(rays: Rays, found: Far, tolerance: float, names: list[str]) -> Condition:
+    """Whether little can lie far out where the log posterior is not a number, as ``far_mass``.
+
+    ``found`` is what the rays say where values that are not numbers are filled in; no draw is known there.
+    """
+    worst, share, along = _worst_ray(rays, found, names)
+    return Condition(
+        "numbers",
+        bool(found.missed[worst].max() <= tolerance / 2),
+        f"the likelihood is not a number (NaN or +∞) far out along {along}, where up to {share:.0%} of the "
+        "variance should be, as it falls before",
     )
 
 

@@ -33,6 +33,8 @@ Array = NDArray[Any]
 
 _ANCHORED = (1.0, 0.5, 0.25, 0.1, 1.5, 2.2, 3.2, 4.5)  # parts of a Newton step with derivatives
 _TRIED = (0.005, 0.02, 0.05, 0.35, 0.7)  # parts with values only
+_WATCHED = 2  # rounds of draws, from all of which others may climb
+_SPARSE = 20.0  # posterior over proposal, from which on they may later
 _HILL = 1.0  # nats that a ray must fall and rise again for somebody to be sent there
 
 
@@ -181,9 +183,9 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         found = found[len(around) :]
     values, undefined = target.posterior(draws, sums["draw_values"])
     search.batches.append(DrawBatch(number, current, count, draws, values, {}))
-    _, along, far, down, high, out = np.split(
-        target.values(points, sums["point_values"]), np.cumsum([len(p) for p in parts])[:-1]
-    )
+    ends = np.cumsum([len(p) for p in parts])[:-1]
+    level, missing = target.posterior(points, sums["point_values"])
+    _, along, far, down, high, out = np.split(level, ends)
     same = modes.receive(found[len(candidates) :], along, known)
     search.improve([*found[: len(candidates)], *same])
     gain = search.best.value - before.value if search.best and before else np.inf
@@ -194,15 +196,28 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
     if len(modes.relevant()) > 1:  # the verdict is known
         search.climbers.rest()
     else:
-        seen = np.concatenate([parts[4], draws])
-        search.climbers.watch(seen, np.append(high, values) - proposal.log_sum(log_parts(base, seen), 1))
+        places, level = _sparse(search.batches, state.log_mass)
+        seen, level = np.concatenate([parts[4], places]), np.append(high, level)
+        search.climbers.watch(seen, level - proposal.log_sum(log_parts(base, seen), 1))
     checks = _conditions(search, state, base, (ways, far), undefined=undefined, gain=gain)
     checks.append(certify.bulk(search.best, draws, state.newest.weights, state.log_mass))
     if cast:
-        checks.append(_look_out(search, cast, out, state))
+        checks += _look_out(search, cast, (out, missing[ends[-1] :]), state)
     told = {"mean": state.moments.mean, "sd": state.moments.sd}
     search.note(draws=len(draws), khat=state.newest.khat, ess=state.newest.ess, **told)
     return state, checks
+
+
+def _sparse(batches: list[DrawBatch], log_mass: float) -> tuple[Array, Array]:
+    """Newest draws from which others may climb, and the log posterior there.
+
+    All of them in the first rounds. Later those alone where draws are so sparse that a hill could be missed:
+    elsewhere their weights know of it.
+    """
+    last = batches[-1]
+    sparse = last.values - last.density(last) - log_mass > np.log(_SPARSE)
+    chosen = sparse if len(batches) > _WATCHED else np.ones(len(sparse), bool)
+    return last.positions[chosen], last.values[chosen]
 
 
 def _conditions(
@@ -270,13 +285,15 @@ def _expected(base: Proposal, last: DrawBatch, undefined: Array) -> tuple[Array,
     return expected, np.max((last.positions - centre) ** 2 / np.diag(spread), axis=1)
 
 
-def _look_out(search: Search, cast: rays.Rays, values: Array, state: State) -> Condition:
+def _look_out(search: Search, cast: rays.Rays, seen: tuple[Array, Array], state: State) -> list[Condition]:
     """What the rays say about mass far out; the proposal is widened where draws miss it.
 
-    What looks like mass may be rounding: it is looked at twice before anything follows from it.
+    What looks like mass may be rounding: it is looked at twice before anything follows from it. ``seen`` are
+    the log posterior at the places of the rays, and where it is not a number.
     """
     last, dim = search.batches[-1], search.target.dim
-    levels = cast.levels(values)
+    levels = cast.levels(seen[0])
+    undefined = seen[1][: levels.size].reshape(levels.shape)
     places = cast.positions[: levels.size]
     density = proposal.log_density(last.proposal, last.count, places).reshape(levels.shape)
     many = {"count": len(last.positions), "quantile": certify.quantile(dim)}
@@ -289,7 +306,8 @@ def _look_out(search: Search, cast: rays.Rays, values: Array, state: State) -> C
         tops = places[rays.tops(levels, hills)]
         search.modes.send_apart(tops[np.argsort(-missed[hills], kind="stable")[:8]])
     search.suspicious |= not check.holds
-    return check
+    lost = rays.unknown(levels, undefined, dim)
+    return [check, certify.defined_far_out(cast, lost, search.tolerance, search.names)]
 
 
 def line(search: Search, current: Proposal) -> tuple[Array, Array]:

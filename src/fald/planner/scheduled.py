@@ -19,7 +19,7 @@ from fald.theory import gaussian
 
 Array = NDArray[Any]
 
-_FIRST, _MOST = 256, 4096  # rounds that are followed
+_FIRST, MOST = 256, 4096  # rounds that are followed
 _TOO_SLOW = 1e9
 
 
@@ -47,7 +47,7 @@ class Course(NamedTuple):
         return np.array(found)
 
 
-class Run(NamedTuple):
+class Timetable(NamedTuple):
     """A run: its rounds, effective draws of a chain, the kept round of largest error, and what it costs."""
 
     num_rounds: int
@@ -83,7 +83,18 @@ def peak(schedule: Any) -> float:
     return float(step_sizes_at(schedule, looks).max())
 
 
-def fewest(problem: Problem, setting: Setting, goal: Goal) -> Run | None:
+def smallest(problem: Problem, setting: Setting, schedule: Any, goal: Goal) -> float:
+    """What a schedule must be multiplied by at least for the flattest direction to fill its sd.
+
+    Of a quadratic energy, by a factor of four or so: variances are 1 − exp(−2λ Σ η_j) of their limit.
+    """
+    flattest = float(np.linalg.eigvalsh(problem.precision)[0])
+    whole = float(step_sizes_at(schedule, np.arange(MOST * setting.local_steps)).sum())
+    missing = 1 - (1 - min(goal.sd_error, 0.9)) ** 2
+    return -math.log(missing) / (8 * flattest * whole)
+
+
+def fewest(problem: Problem, setting: Setting, goal: Goal) -> Timetable | None:
     """The run that meets a goal first, dear where it has too few draws; none where errors stay too large."""
     rounds = _FIRST
     while True:
@@ -94,14 +105,14 @@ def fewest(problem: Problem, setting: Setting, goal: Goal) -> Run | None:
             enough = np.flatnonzero(worth >= goal.draws) + 1
             if not goal.draws or len(enough):
                 return _run(found, warmup, warmup + (int(enough[0]) if goal.draws else 0))
-            if rounds >= _MOST:
+            if rounds >= MOST:
                 return _run(found, warmup, rounds)._replace(cost=_TOO_SLOW * goal.draws / float(worth[-1]))
-        if rounds >= _MOST:
+        if rounds >= MOST:
             return None
         rounds *= 4
 
 
-def best_of(problem: Problem, setting: Setting, goal: Goal, num_rounds: int) -> Run:
+def best_of(problem: Problem, setting: Setting, goal: Goal, num_rounds: int) -> Timetable:
     """The run of a given length that keeps as many rounds as its draws need, and no others."""
     found = course(problem, setting, goal, num_rounds)
 
@@ -119,9 +130,11 @@ def best_of(problem: Problem, setting: Setting, goal: Goal, num_rounds: int) -> 
     return run._replace(cost=float(found.excess[run.worst]))
 
 
-def _run(found: Course, warmup: int, rounds: int) -> Run:
+def _run(found: Course, warmup: int, rounds: int) -> Timetable:
     """A run whose draws are all rounds after the warm-up; its last position where it needs no more."""
     rounds = max(rounds, 1)
     warmup = min(warmup, rounds - 1)
     worst = warmup + int(np.argmax(found.excess[warmup : rounds + 1]))
-    return Run(rounds, warmup, float(found.effective(warmup)[rounds - warmup - 1]), worst, float(rounds))
+    return Timetable(
+        rounds, warmup, float(found.effective(warmup)[rounds - warmup - 1]), worst, float(rounds)
+    )

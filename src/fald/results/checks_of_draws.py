@@ -40,7 +40,9 @@ def _accuracy(facts: Facts) -> Check:
     rule = f"red unless {goal}, all at once at 95% confidence"
     if run["verdict"] == "reached":
         return Check("Accuracy", "green", "reached", f"The accuracy asked for was reached: {goal}.", rule)
-    said = f"The accuracy asked for was {run['verdict']}: {run['reason'].rstrip('.')}."
+    first, *others = run["reason"].rstrip(".").split("; ")
+    more = f" ({len(others)} more condition{'s' if len(others) > 1 else ''} failed)" if others else ""
+    said = f"The accuracy asked for was {run['verdict']}: {first}{more}."
     return Check("Accuracy", "red", run["verdict"], said, rule, run["advice"].rstrip("."))
 
 

@@ -83,7 +83,7 @@ def owner_hash(mine: Array) -> str:
 
 
 def check(
-    shown: Mapping[str, Array], names: Sequence[str], place: int, known: set[str], number: int
+    shown: Mapping[str, Array], names: Sequence[str], place: int, known: set[str], *, number: int
 ) -> Array:
     """The sum of the uploads, after a site has checked its share of it.
 

@@ -97,7 +97,7 @@ def _last_line(path: Path) -> str | None:
         return None
     size, lines = path.stat().st_size, [b""]
     with open(path, "rb") as file:
-        for length in (1 << 12, 1 << 20):  # of a usual line, and of any
+        for length in (1 << 12, 1 << 20, size):  # of a usual line, of a long one, and of any
             file.seek(max(0, size - length))
             lines = file.read().split(b"\n")
             if len(lines) > 2 or length >= size:

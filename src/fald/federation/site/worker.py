@@ -272,12 +272,12 @@ class SiteWorker:
                 hint="begin a new run, without --resume",
             )
         self._openings.count_run(v["run"], self._told["study"])
-        data, warnings = self._opened(study, proposal)
+        with locked(
+            self.settings.state / "opening.lock"
+        ):  # many at once would all find one count of failures
+            data, warnings = self._opened(study, proposal)
         now = now._replace(fingerprint=data.fingerprint())
-        if known is not None and known.fingerprint != now.fingerprint:
-            raise FederationError(
-                "its rows have changed since the run began", hint="begin a new run, without --resume"
-            )
+        _check_rows(known or now, data)
         (known or now._replace(secret=secrets.token_hex(32))).save(folder)
         about = {"run": v["run"], "session": v["session"], "study": v["study"]}
         run = SiteRun(self._owner, folder, about, study=study, data=data)
@@ -333,11 +333,19 @@ class SiteWorker:
             raise FederationError("the sites of a run cannot change")
         if v["sizes"][v["names"].index(self.settings.name)] != run.data.num_rows:
             raise FederationError("the roster gives this site another number of rows")
-        known = self._known_pins()
-        pins = {n: v["identities"].get(n, "") for n in v["names"]} if known is None else known
-        run.begin(v["sizes"], v["hellos"] or {}, pins if run.frozen.secure else {}, message.arrays)
-        if run.frozen.secure and known is None:  # only now: a beginning that is refused pins nobody
-            self._pin(pins)
+        with locked(self.settings.state / "pins.lock"):  # of two first runs one pins, and the other sees it
+            self._check_sites(v["names"], run.frozen.secure)  # pinned, maybe, since this run was opened
+            known = self._known_pins()
+            pins = {n: v["identities"].get(n, "") for n in v["names"]} if known is None else known
+            self._run = None  # until it has begun: what a refusal leaves half done does not count
+
+            def pin() -> None:  # once all is accepted: a beginning that is refused pins nobody
+                if run.frozen.secure and known is None:
+                    self._pin(pins)
+
+            keys = pins if run.frozen.secure else {}
+            run.begin(v["sizes"], v["hellos"] or {}, keys, message.arrays, pin=pin)
+        self._run = run
         self._told["epsilon"] = run.epsilon
         return {}, {}
 
@@ -406,6 +414,7 @@ class SiteWorker:
             with about_rows():
                 data = self._rows(study)
             mine = SiteRun(self._owner, folder, dict(about), study=study, data=data)
+            _check_rows(mine.frozen, data)
             mine.restore()
             self._run = mine
         set_precision(mine.study)  # another study may have been looked at since
@@ -414,6 +423,14 @@ class SiteWorker:
 
     def _folder(self, run: str) -> Path:
         return self.settings.state / "runs" / run
+
+
+def _check_rows(known: Frozen, data: FederatedData) -> None:
+    """Refuse a run with other rows than it began with: two answers would show the difference."""
+    if known.fingerprint != data.fingerprint():
+        raise FederationError(
+            "its rows have changed since the run began", hint="begin a new run, without --resume"
+        )
 
 
 def _raised_here(error: BaseException) -> bool:
