@@ -17,6 +17,7 @@ upload has one more entry, 1, and the sum of these must be the number of sites.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import ArrayLike, NDArray
 
 from fald.core.errors import NonFiniteError, SecureSumError
@@ -419,7 +420,7 @@ def _joined(*fields: str | bytes | int) -> bytes:
 
 def _fill(stream: NDArray[Any], pair: bytes, use: bytes) -> None:
     """Overwrite an array by the stream of two sites for one use."""
-    key = HKDFExpand(algorithm=SHA256(), length=32, info=use).derive(pair)
+    key = hmac.digest(pair, use + b"\x01", "sha256")  # HKDF-Expand, of which the first block is the key
     # a key is used for one stream, so the nonce may be constant
     encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     content = memoryview(stream.data).cast("B")
