@@ -37,10 +37,10 @@ def problem() -> tuple[Any, Any, Any]:
     return networks.cnn(), rows, data
 
 
-def resident() -> int:
-    """Bytes of memory in use."""
+def in_use() -> int:
+    """Bytes of memory in use, without pages of files, which come and go with what else the machine does."""
     with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
 def sampled(rounds: int, folder: str = "") -> dict[str, Any]:
@@ -51,7 +51,7 @@ def sampled(rounds: int, folder: str = "") -> dict[str, Any]:
     seen: list[tuple[float, float, int]] = []
 
     def look(number: int, positions: Any, stats: Any) -> None:
-        seen.append((time.monotonic(), time.process_time(), resident()))
+        seen.append((time.monotonic(), time.process_time(), in_use()))
         if folder:
             print(number, flush=True)
 
@@ -73,6 +73,7 @@ def sampled(rounds: int, folder: str = "") -> dict[str, Any]:
             "cpu_seconds": ended[1] - began[1],
             "wall_seconds_beside_rounds": ended[0] - began[0] - rounds * wall,
             "memory_after_round_20": (min(after) / after[0] - 1, max(after) / after[0] - 1),
+            "megabytes": after[0] / 1e6,
         }
     return found
 
@@ -90,7 +91,7 @@ def by_hand(rounds: int) -> dict[str, Any]:
 def apart(what: str, *arguments: Any) -> dict[str, Any]:
     """The same in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.networks", what, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -112,6 +112,31 @@ def scale_mixtures(rng, dim: int | None = None) -> Problem:
 
 
 @cache
+def _star(dim: int, arms: int) -> fald.Model:
+    def density(theta, share, length, ways):
+        square, along = jnp.sum(theta**2), ways @ theta
+        inside = jnp.log1p(-arms * share) - square / 2
+        ridges = jnp.log(share / length) - (square - along**2 * (1 - length**-2)) / 2
+        return jnp.logaddexp(inside, jax.nn.logsumexp(ridges))
+
+    return density_model(dim, density)
+
+
+@generator
+def stars(rng) -> Problem:
+    """A normal, and several thin ridges through its centre in random directions."""
+    dim, arms = int(rng.choice([2, 4, 6, 8])), int(rng.choice([3, 7]))
+    share = np.float32(np.exp(rng.uniform(np.log(0.002), np.log(0.03))))
+    length = np.float32(np.exp(rng.uniform(np.log(5), np.log(100))))
+    ways = rng.standard_normal((arms, dim))
+    ways = (ways / np.linalg.norm(ways, axis=1)[:, None]).astype(np.float32)
+    # unit vectors but for rounding, so that a ridge has the length that is meant
+    variances = 1 + float(share) * (float(length) ** 2 - 1) * np.sum(ways.astype(float) ** 2, axis=0)
+    what = f"d={dim}, {arms} ridges with {share:.3f} of the mass each, {length:.0f} times as long"
+    return Problem(_star(dim, arms), shared(share, length, ways), np.zeros(dim), np.sqrt(variances), what)
+
+
+@cache
 def _slabs(dim: int) -> fald.Model:
     def density(theta, weight, width):
         spike = jnp.log1p(-weight) - 0.5 * theta**2

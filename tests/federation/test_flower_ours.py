@@ -156,9 +156,15 @@ def test_parts_are_split_as_they_were_joined():
     whole = join(b"asked", parts)
     assert split(whole, 5) == (b"asked", parts)
     assert split(b"asked", 5) == (b"asked", {})
-    for cut in (whole[:-1], whole[: 5 + 71], whole[:4]):
+    for cut, length in (
+        (whole[:-1], 5),
+        (whole[: 5 + 71], 5),
+        (whole[:4], 5),
+        (whole, -5),
+        (whole, -(10**6)),
+    ):
         with pytest.raises(ValueError, match="cut off"):
-            split(cut, 5)
+            split(cut, length)
 
 
 def asked(kind: str, message: Any) -> ProtobufRequestContext:
@@ -253,7 +259,7 @@ class SuperLinkInside:
             events.append(event)
 
         headers = [] if header is None else [(HEADER.encode(), str(header).encode())]
-        await self.around({"path": path, "headers": headers, "app": self.app}, receive, send)
+        await self.around({"type": "http", "path": path, "headers": headers, "app": self.app}, receive, send)
         return events[0]["status"], dict(events[0]["headers"]), events[1]["body"]
 
 
@@ -369,6 +375,21 @@ def test_strangers_leave_nothing_behind_and_nobody_misses_news():
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("kind", ["websocket", "lifespan"])
+def test_what_is_no_request_is_left_to_flower(kind):
+    async def go():
+        seen = []
+
+        async def app(*given):
+            seen.append(given)
+
+        given = ({"type": kind, "path": PULL}, object(), object())
+        await superlink.Around(app)(*given)
+        assert seen == [given]
+
+    asyncio.run(go())
+
+
 def test_a_request_that_was_cut_off_is_not_asked():
     async def go():
         inside, events = SuperLinkInside(), []
@@ -381,7 +402,7 @@ def test_a_request_that_was_cut_off_is_not_asked():
         async def send(event):
             events.append(event)
 
-        await inside.around({"path": PUSH, "headers": [], "app": inside.app}, receive, send)
+        await inside.around({"type": "http", "path": PUSH, "headers": [], "app": inside.app}, receive, send)
         assert (inside.asked, events) == (0, [])
 
     asyncio.run(go())
@@ -479,3 +500,11 @@ def test_a_process_waits_for_every_run_and_the_next_one_later(monkeypatch):
     Process.made[-1].ended = 1  # killed while it waits
     ready.prepare()
     assert len(Process.made) == 4
+
+    def broken(said):
+        raise BrokenPipeError
+
+    Process.made[-1].stdin.write = broken  # and after the last look
+    ready.begin("token 3")
+    ready.begin("token 4")
+    assert Process.made[-1].said == [b"token 4\n"]

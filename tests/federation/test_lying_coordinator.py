@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import threading
 import time
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from hostile import (
     FEW_ROUND,
+    IDS,
     NAMES,
     PRIVATE,
     SHARES,
@@ -30,8 +32,9 @@ from fald.core.version import __version__
 from fald.federation import wire
 from fald.federation.coordinator import sites
 from fald.federation.secure.fixed_point import add, encode, total
-from fald.federation.secure.session import split, unmask_sum
+from fald.federation.secure.session import Identity, Session, split, unmask_sum
 from fald.federation.site.langevin import LangevinSite
+from fald.federation.site.ledger import SiteLedger
 from fald.federation.site.policy import make_policy
 from fald.federation.site.record import read_record
 from fald.federation.site.run import UNSAID, SiteRun
@@ -234,6 +237,28 @@ def test_failed_openings_are_counted_on_disk_and_limited(tmp_path):
     path = coordinator.workers["a"].settings.state / "failed.json"
     path.write_text(json.dumps([time.time() - 90_000] * 3))
     assert coordinator.open()["a"].kind == "reply"
+
+
+def test_studies_opened_at_once_are_counted_one_after_the_other(tmp_path, monkeypatch):
+    coordinator = Coordinator(tmp_path, policy="max-failed-opens = 1\n")
+    other, rows, found = SiteWorker(coordinator.workers["a"].settings), SiteWorker._rows, {}
+    study = {**FEW_ROUND, "data": {**STUDY["data"], "scaling": {"y": {"center": 0.5, "scale": 1}}}}
+    values = {"version": __version__, "study": without_none({**study, "model": {"family": "poisson"}})}
+    asked = wire.pack("open", {**IDS, "run": "9" * 16, **values, "secure": True, "names": NAMES})
+    rival = threading.Thread(target=lambda: found.update(rival=wire.unpack(other.handle(asked))))
+
+    def slow(self, study):
+        monkeypatch.setattr(SiteWorker, "_rows", rows)
+        rival.start()
+        rival.join(1.0)  # without a lock it is done by then
+        return rows(self, study)
+
+    monkeypatch.setattr(SiteWorker, "_rows", slow)
+    monkeypatch.setattr(SiteWorker, "_note", lambda *_, **__: None)  # written by process, not by thread
+    ids = {**IDS, **values, "secure": True, "names": NAMES}
+    assert said(wire.unpack(coordinator.workers["a"].handle(wire.pack("open", ids)))) == UNSAID
+    rival.join()
+    assert "(max-failed-opens)" in said(found["rival"])
 
 
 # -- 4: uploads that are more than sums ---------------------------------------------------------------------
@@ -525,6 +550,20 @@ def test_a_sum_that_came_with_a_refused_request_must_come_again(coordinator, pro
         assert "not passed on" in said(reply)
 
 
+def test_a_process_that_takes_a_run_over_answers_from_the_same_rows(coordinator):
+    """Another row more or less, and the difference of two sums would be that row's."""
+    begun(coordinator)
+    assert kinds(coordinator.round()) == ["reply"] * 3
+    table = coordinator.workers["a"].settings.data
+    lines = table.read_text().splitlines(keepends=True)
+    table.write_text("".join([*lines[:-1], "9.0,9.0,1\n"]))
+    coordinator.again("a")
+    assert "rows have changed" in said(coordinator.round(attempt=2)["a"])
+    table.write_text("".join(lines))
+    coordinator.again("a")
+    assert coordinator.round(attempt=3)["a"].kind == "reply"
+
+
 def test_a_coordinator_that_has_forgotten_a_round_may_ask_it_again(coordinator):
     """It may have saved less than it has shown when it was killed; the same question is no new one."""
     begun(coordinator)
@@ -537,6 +576,52 @@ def test_a_coordinator_that_has_forgotten_a_round_may_ask_it_again(coordinator):
     assert "not passed on" in said(
         coordinator.round(position=summed(second)[:6].reshape(2, 3), number=3)["a"]
     )
+
+
+def test_a_site_that_does_not_audit_still_lets_no_other_sum_pass(coordinator):
+    """The others rely on its word that an upload is its own; without it others' questions could be chosen."""
+    silence(coordinator, "c")
+    begun(coordinator, FEW_ROUND)
+    server = honest_server(FEW_ROUND)
+    first = coordinator.ask(next(server))
+    request, told = steered(server, first)
+    replies = coordinator.ask(request, 2, passed=told)
+    assert kinds(replies) == ["reply", "reply", "refusal"]
+    assert "upload of round 1 is not its own" in said(replies["c"])
+
+
+def test_nor_does_it_in_chains(coordinator):
+    silence(coordinator, "c")
+    begun(coordinator)
+    first = coordinator.round()
+    told = uploads(first)
+    told[2] = add(told[2], encode(np.where(np.arange(told.shape[2]) < 6, 0.5, 0.0)))
+    average = unmask_sum(list(told))[:6].reshape(2, 3)
+    replies = coordinator.round(position=average, number=2, passed=told)
+    assert kinds(replies) == ["reply", "reply", "refusal"]
+    assert "upload of round 1 is not its own" in said(replies["c"])
+    honest = summed(first)[:6].reshape(2, 3)
+    assert coordinator.round(position=honest, number=2, attempt=2, passed=uploads(first))["c"].kind == "reply"
+
+
+def silence(coordinator, name):
+    """Switch the audit of a site off."""
+    settings = coordinator.workers[name].settings
+    path = settings.state / "no-audit.toml"
+    path.write_text("audit = false\n")
+    coordinator.workers[name] = SiteWorker(replace(settings, policy=path))
+
+
+def steered(server, first):
+    """The next request after the upload of the last site was changed, and the uploads that lead to it."""
+    told = uploads(first)
+    more = np.zeros(told.shape[2])
+    more[0] = 0.5
+    told[2] = add(told[2], encode(more))
+    shapes = {
+        n.removeprefix("shape_"): tuple(a) for n, a in first["a"].arrays.items() if n.startswith("shape_")
+    }
+    return server.send(split(unmask_sum(list(told)), shapes)), told
 
 
 # -- 10, 11: one id for several runs ------------------------------------------------------------------------
@@ -630,6 +715,87 @@ def test_a_beginning_that_is_refused_pins_nobody(coordinator):
     assert set(json.loads((coordinator.workers["a"].settings.state / "pins.json").read_text())) == set(NAMES)
 
 
+def first_runs(coordinator):
+    """What begins two runs that a site has opened, with and without a fourth site, before either began."""
+    begins, keys = [], {}
+    for run, names in (("3" * 16, [*NAMES, "d"]), ("4" * 16, NAMES)):
+        ids = {**coordinator.ids, "run": run}
+        asked = {"version": __version__, "study": without_none(FEW_ROUND), "secure": True, "names": names}
+        worker = coordinator.workers["a"]
+        opened = wire.unpack(worker.handle(wire.pack("open", {**ids, **asked})))
+        others = {n: keys.setdefault(n, Identity.generate()) for n in names if n != "a"}
+        hellos = {n: Session(k, n, f"{run} {ids['session']}").hello() for n, k in others.items()}
+        identities = {"a": worker.identity.public, **{n: k.public for n, k in others.items()}}
+        about = {"names": names, "sizes": [*SIZES, 7][: len(names)], "identities": identities}
+        about["hellos"] = {"a": opened.values["hello"], **hellos}
+        begins.append(wire.pack("begin", {**ids, **about}))
+    return begins
+
+
+def test_runs_opened_before_any_has_begun_have_the_sites_of_the_first(coordinator):
+    """The difference of their sums would be the fourth site's numbers."""
+    first, second = first_runs(coordinator)
+    worker = coordinator.workers["a"]
+    assert wire.unpack(worker.handle(first)).kind == "reply"
+    assert "differ in 'd'" in said(wire.unpack(worker.handle(second)))
+
+
+def test_of_two_runs_that_begin_at_once_one_pins_its_sites(coordinator, monkeypatch):
+    first, second = first_runs(coordinator)
+    found, begin = {}, SiteRun.begin
+    other = SiteWorker(coordinator.workers["a"].settings)
+    rival = threading.Thread(target=lambda: found.update(second=wire.unpack(other.handle(second))))
+
+    def slow(self, *args, **named):
+        monkeypatch.setattr(SiteRun, "begin", begin)
+        rival.start()
+        rival.join(1.0)  # without a lock it is done by then
+        return begin(self, *args, **named)
+
+    monkeypatch.setattr(SiteRun, "begin", slow)
+    monkeypatch.setattr(SiteWorker, "_note", lambda *_, **__: None)  # written by process, not by thread
+    found["first"] = wire.unpack(coordinator.workers["a"].handle(first))
+    rival.join()
+    assert found["first"].kind == "reply"
+    assert "differ in 'd'" in said(found["second"])
+
+
+class Killed(BaseException):
+    """What ends a process on the spot."""
+
+
+def test_no_run_goes_on_whose_process_was_killed_before_it_had_pinned(coordinator, monkeypatch):
+    """A coordinator may end a site's process; a second first run, without a site, would show its numbers."""
+
+    def kill(self, keys):
+        raise Killed
+
+    opened = coordinator.open()
+    with monkeypatch.context() as once:
+        once.setattr(SiteWorker, "_pin", kill)
+        with pytest.raises(Killed):
+            coordinator.begin(opened)
+    coordinator.again("a")
+    assert "before the sites were told of each other" in said(coordinator.round()["a"])
+    assert kinds(coordinator.begin(opened)) == ["reply"] * 3
+    assert coordinator.round()["a"].kind == "reply"
+
+
+def test_a_beginning_that_is_refused_is_none(tmp_path):
+    """Its keys were accepted and nobody was pinned: rounds after it would be those of a run without pins."""
+    coordinator = Coordinator(tmp_path, policy="[privacy]\nmax-epsilon = 1000\ndelta = 1e-3\n")
+    study = {**PRIVATE, "privacy": {"delta": 1e-5, "max-epsilon": 1000.0}}
+    begun(coordinator, study)
+    for worker in coordinator.workers.values():
+        ledger = SiteLedger(worker.settings.state / "ledger.jsonl", 1000.0, 1e-3)
+        ledger.reserve("before", 1000 - 1.9 * ledger.spent(1e-3), 1e-5)
+    coordinator.ids["run"] = "2" * 16
+    for reply in coordinator.begin(coordinator.open(study)).values():
+        assert "over all studies" in said(reply)
+    for reply in coordinator.round().values():  # a few of its rounds would be within the budget
+        assert "before the sites were told of each other" in said(reply)
+
+
 # -- 14: requests of any size -------------------------------------------------------------------------------
 
 
@@ -715,14 +881,20 @@ def test_other_studies_under_a_known_id_do_not_reach_the_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "long", [{"title": "x" * 3_000_000}, {"data": {"target": "y" * 999, "features": ["u"] * 9999}}]
+    "long",
+    [
+        {"title": "x" * 3_000_000},
+        {"data": {"target": "y" * 999, "features": ["u"] * 9999}},
+        {"data": {"target": "y", "features": [f"{i}{chr(0x1F600) * 997}" for i in range(200)]}},
+    ],
 )
 def test_no_study_makes_the_record_unreadable(coordinator, long):
     """A line longer than what is read of the record's end would stop the site for good."""
     coordinator.open({**FEW_ROUND, **long})
+    coordinator.again("a")  # which reads the end of the record from the disk
     coordinator.ids["run"] = "9" * 16
     assert coordinator.open(FEW_ROUND)["a"].kind == "reply"
-    assert max(map(len, (coordinator.workers["a"].settings.state / "record.jsonl").open())) < 500_000
+    assert max(map(len, (coordinator.workers["a"].settings.state / "record.jsonl").open())) < 2_500_000
 
 
 def test_a_refused_study_does_not_change_the_precision_of_a_run(tmp_path):

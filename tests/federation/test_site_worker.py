@@ -57,9 +57,10 @@ class Run:
     def restore(self):
         self.calls.append("restore")
 
-    def begin(self, sizes, hellos, pins, arrays):
+    def begin(self, sizes, hellos, pins, arrays, *, pin):
         self.calls.append(("begin", sizes, hellos, pins, dict(arrays)))
         self.epsilon = 0.5
+        pin()
 
     def answer(self, message, digest, reply):
         self.calls.append((message.kind, digest, jax.config.jax_enable_x64))
@@ -325,9 +326,9 @@ def test_a_run_has_a_folder_for_its_owner_and_one_process_at_a_time(site, monkey
     site.replied("open", OPEN)
     assert site.folder.stat().st_mode & 0o777 == 0o700
     assert site.folder.parent.stat().st_mode & 0o777 in (0o700, 0o755)
-    assert held == [site.folder / "lock"]
+    assert held == [site.folder / "lock", site.state / "opening.lock"]
     site.replied("begin", BEGIN)
-    assert held == [site.folder / "lock"] * 2
+    assert held[2:] == [site.folder / "lock", site.state / "pins.lock"]
 
 
 def test_a_message_belongs_to_the_session_that_is_open(site):
@@ -579,17 +580,18 @@ def test_keys_seen_first_are_kept_once_all_have_signed(tmp_path, monkeypatch):
     told = {"identities": {"c": "key c", "b": "key b", "d": "unasked"}}
     first, pins = {"a": "", "b": "key b", "c": "key c"}, site.state / "pins.json"
     with monkeypatch.context() as failing:
-        failing.setattr(Run, "begin", lambda *_: 1 / 0)
+        failing.setattr(Run, "begin", lambda *_, **__: 1 / 0)
         site.refused("begin", {**values, **told})
     assert not pins.exists()  # a beginning that is refused pins nobody
     site.replied("begin", {**values, **told})
-    assert Run.made[0].calls[-1][2:4] == ({"b": 1}, first)
+    run = Run.made[-1]  # read anew: what was refused does not count
+    assert run.calls[-1][2:4] == ({"b": 1}, first)
     assert json.loads(pins.read_text()) == first
     assert list(json.loads(pins.read_text())) == names
     assert "pinned the keys of a, b, c as announced in the first run" in site.log
     # later ones are not believed
     site.replied("begin", {**values, "identities": {"b": "other"}})
-    assert Run.made[0].calls[-1][3] == first
+    assert run.calls[-1][3] == first
     assert json.loads(pins.read_text()) == first
     # nor any where the site has a file of its own, which is not copied
     (tmp_path / "own.json").write_text(json.dumps(first))

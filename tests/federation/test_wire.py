@@ -214,6 +214,14 @@ def test_a_digest_is_that_of_the_bytes():
     assert wire.digest(b"a").hex().startswith("ca978112ca1bbdca")
 
 
+@pytest.mark.parametrize(
+    "shape", [[2**70, 0], [2**62, 4, 0], [1] * 33, [-1], [2**63], [True], "12", {"1": 1}]
+)
+def test_shapes_that_no_array_has_are_no_message(shape):
+    refused(written({"kind": "ask", "values": {}, "arrays": [["x", "uint8", shape]]}, b"\x00"))
+    refused(written({"kind": "ask", "values": {}, "arrays": [["x", "uint8", shape]]}, b""))
+
+
 @pytest.mark.parametrize("more", range(9))
 def test_arrays_begin_where_numbers_of_eight_bytes_may(more):
     content = wire.pack("k" * more, {}, {"x": np.arange(3.0)})

@@ -84,10 +84,15 @@ def test_chains_at_rest_are_called_settled():
 
 def shown(draws, values=lambda x: -np.sum(x**2, axis=1) / 2, slopes=lambda x: -x, certified=None):
     """Names of the conditions that object to ends of chains, of a posterior that is a standard normal."""
+
+    def posterior(positions, sums):
+        found = values(positions)
+        return np.where(np.isnan(found), -np.inf, found), np.isnan(found)
+
     target = SimpleNamespace(
         dim=draws.shape[1], model=SimpleNamespace(parameter_names=tuple("abcdefgh"[: draws.shape[1]])),
         gradients=lambda positions, sums: (None, slopes(positions)),
-        values=lambda positions, sums: values(positions),
+        posterior=posterior,
     )  # fmt: skip
     last = [draws[: len(draws) // 2], draws[len(draws) // 2 :]]
     newest = last[1] if certified is None else certified
@@ -98,12 +103,12 @@ def shown(draws, values=lambda x: -np.sum(x**2, axis=1) / 2, slopes=lambda x: -x
         asking.send({"point_values": None})
     checks = done.value.value
     assert [c.name for c in checks] == [
-        "precision of means", "precision of sds", "moments", "scores", "far mass",
+        "precision of means", "precision of sds", "moments", "scores", "far mass", "numbers",
     ]  # fmt: skip
     return [c.name for c in checks if not c.holds]
 
 
-def test_chains_that_have_the_last_word_must_show_five_things():
+def test_chains_that_have_the_last_word_must_show_six_things():
     draws = np.random.default_rng(4).standard_normal((24_000, 2))
     assert shown(draws) == []
     few = draws[-1000:]
@@ -112,9 +117,18 @@ def test_chains_that_have_the_last_word_must_show_five_things():
     assert "moments" in shown(draws, certified=np.hstack([draws[-12_000:], heavy]))
     assert shown(draws, slopes=lambda x: -x - 0.06) == ["scores"]
     wide = -np.log(100.0) - 5.0
-    assert shown(
-        draws, values=lambda x: np.logaddexp(-np.sum(x**2, axis=1) / 2, wide - np.sum(x**2, axis=1) / 200)
-    ) == ["far mass"]
+
+    def both(x):
+        return np.logaddexp(-np.sum(x**2, axis=1) / 2, wide - np.sum(x**2, axis=1) / 200)
+
+    assert shown(draws, values=both) == ["far mass"]
+
+    def near(level, border):
+        return lambda x: np.where(np.sum(x**2, axis=1) < border**2, level(x), np.nan)
+
+    # a wide part whose values are not numbers further out is not seen as mass; a normal has none there
+    assert shown(draws, values=near(both, 8.0)) == ["numbers"]
+    assert shown(draws, values=near(lambda x: -np.sum(x**2, axis=1) / 2, 3.0)) == []
 
 
 def test_what_is_wide_in_every_direction_is_missed_and_a_skewed_coordinate_is_not():

@@ -8,11 +8,11 @@ from scipy import stats
 import fald
 from fald.calculus.sums import gradients, hessians, log_likelihoods, make_site
 from fald.core.errors import DataError
-from fald.fewround import certify, exchange, explorers, proposal, site, weights
+from fald.fewround import certify, exchange, explorers, importance, proposal, site, weights
 from fald.fewround.climbers import Climbers, _round_hills
 from fald.fewround.mixture import fit_mixture
 from fald.fewround.proposal import Proposal
-from fald.fewround.search import Search
+from fald.fewround.search import DrawBatch, Search
 from fald.fewround.sobol import scrambled
 from fald.fewround.target import Derivatives, Target
 from helpers import federation, linear_model
@@ -363,6 +363,60 @@ def test_lookouts_find_a_narrow_hill_among_many_parameters():
     # nobody else is on it by then, and where there is none nothing is found
     assert len(climbed(0.1, 0.7, 3)[0][2]) == 0
     assert sum(len(f) for f in climbed(0.0, 0.7, 3, watched=True)[0]) == 0
+
+
+def thin_directions(share):
+    """Directions of mass far out that climbers see around N(0, I) with so much mass in seven thin ridges."""
+    rng, d = np.random.default_rng(4), 6
+    ways = rng.standard_normal((7, d))
+    ways /= np.linalg.norm(ways, axis=1)[:, None]
+
+    def derivatives(x):
+        square, along = np.sum(x**2, axis=1), x @ ways.T
+        bulk = np.log1p(-7 * share) - square / 2
+        ridges = np.log((share or 1e-300) / 25) - (square[:, None] - along**2 * (1 - 25**-2)) / 2
+        value = np.logaddexp(bulk, np.logaddexp.reduce(ridges, axis=1))
+        parts = np.exp(ridges - value[:, None])
+        return value, (parts * along * (1 - 25**-2)) @ ways - x
+
+    climbers = Climbers(proposal.gaussian(np.zeros(d), np.eye(d)), np.random.default_rng(3))
+    climbers.climb(*derivatives(climbers.positions), derivatives(climbers.paths(np.zeros(d)))[0])
+    found = climbers.thin
+    return np.abs(ways @ found.T).max(axis=1, initial=0.0), len(found)
+
+
+def test_climbers_see_thin_ridges_in_several_directions():
+    seen, count = thin_directions(0.005)
+    assert seen.min() > 0.99
+    assert count <= 16
+    assert thin_directions(0.0)[0].max() == 0.0
+
+
+def test_others_climb_later_only_from_where_draws_are_sparse():
+    draws = np.linspace(-3, 3, 8)[:, None]
+    log_density = np.zeros(8)
+    values = np.where(np.arange(8) == 5, np.log(25.0), np.log(15.0)) + 2.0
+    batch = DrawBatch(1, proposal.gaussian(np.zeros(1), np.eye(1)), 8, draws, values, {1: log_density})
+    for count in (1, 2):
+        assert [len(part) for part in importance._sparse([batch] * count, 2.0)] == [8, 8]
+    places, level = importance._sparse([batch] * 3, 2.0)
+    assert (places.tolist(), level.tolist()) == ([draws[5].tolist()], [values[5]])
+    climbers = Climbers(proposal.gaussian(np.zeros(1), np.eye(1)), np.random.default_rng(0))
+    climbers.rest()
+    climbers.watch(places[:0], level[:0])
+    assert len(climbers.positions) == 0
+    climbers.watch(places, level)
+    np.testing.assert_allclose(climbers.positions, places)
+
+
+def test_nobody_is_sent_apart_twice_to_one_place():
+    modes = explorers.Modes(Target(linear_model(2)))
+    modes.main = Derivatives(np.zeros(2), 0.0, np.zeros(2), -np.eye(2))
+    modes.send_apart(np.array([[0.5, 0.0], [6.0, 0.0], [6.5, 0.0], [0.0, 6.0]]))
+    assert [e.position.tolist() for e in modes.active] == [[6.0, 0.0], [0.0, 6.0]]
+    modes.active = []
+    modes.send_apart(np.array([[6.0, 0.9], [6.0, 1.1]]))
+    assert [e.position.tolist() for e in modes.active] == [[6.0, 1.1]]
 
 
 def test_climbers_leave_places_without_density():

@@ -6,7 +6,19 @@ from scipy.special import gammaln
 
 from fald.fewround import rays
 from fald.fewround.proposal import Proposal
-from fald.fewround.rays import RADII, Far, Rays, cast, families, far, joined, tops, wide_cores, widened
+from fald.fewround.rays import (
+    RADII,
+    Far,
+    Rays,
+    cast,
+    continued,
+    families,
+    far,
+    joined,
+    tops,
+    wide_cores,
+    widened,
+)  # fmt: skip
 
 R = len(RADII)
 COVARIANCE = np.array([[4.0, 1.2, 0.0], [1.2, 1.0, 0.1], [0.0, 0.1, 0.25]])
@@ -360,3 +372,40 @@ def test_rounding_is_not_taken_for_mass():
     assert share(counted, twins=False) > 30
     assert share(counted, twins=True) <= 6  # where the one place before the highest looks sound by chance
     assert share(smooth, twins=True) == 201
+
+
+# -- where values are not numbers ---------------------------------------------------------------------------
+
+
+def beyond(log_density, border, dim=3):
+    """What may lie where the values of a density by its radius are not numbers, from a border on."""
+    values = np.tile(log_density(RADII), (2, 1))
+    undefined = np.array([border < RADII, np.zeros(R, bool)])
+    return rays.unknown(np.where(undefined, -np.inf, values), undefined, dim), undefined
+
+
+def slab(r, share=0.03, width=15.0, dim=3):
+    wide = np.log(share) - dim * np.log(width) - (r / width) ** 2 / 2
+    return np.logaddexp(np.log1p(-share) - r**2 / 2, wide)
+
+
+def test_what_may_lie_where_values_are_not_numbers():
+    found, _ = beyond(slab, 8.0)
+    assert found.missed[0].max() > 0.3  # nearly all of the variance lies in the slab
+    assert found.missed[1].max() == 0.0  # values are numbers along the other ray
+    # a Gaussian has nothing there, wherever its values end, and a tail that rises a little nothing more
+    for border in (0.9, 3.0, 8.0):
+        assert beyond(lambda r: -(r**2) / 2, border)[0].missed.max() < 1e-4
+    assert beyond(lambda r: np.where(r > 7, -1e6 + r, -(r**2) / 2), 9.0)[0].missed.max() < 1e-4
+    # no less than where all values are numbers
+    full = far(np.tile(slab(RADII), (2, 1)), np.zeros((2, R)), 3, count=100, quantile=2.0).share[0]
+    assert np.all(found.share[0] > full)
+
+
+def test_values_are_continued_only_from_numbers():
+    level = -(RADII[None] ** 2) / 2
+    np.testing.assert_allclose(continued(level, RADII[None] > 6), level)
+    early = RADII[None] > 0.7
+    np.testing.assert_array_equal(continued(level, early), level)  # two numbers are too few
+    edge = np.where(RADII > 4, -np.inf, level)
+    np.testing.assert_array_equal(continued(edge, RADII[None] > 10), edge)  # no density is a number

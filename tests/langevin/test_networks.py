@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +28,18 @@ def small_network():
         "out": 0.1 * jnp.ones((2, 2)),
     }
 
-    def loglikelihood(p, row):
-        x = jnp.asarray(row[0], jnp.float32).reshape(1, 6, 6, 1) / 255
+    def logits(p, image):
+        x = jnp.asarray(image, jnp.float32).reshape(1, 6, 6, 1) / 255
         x = jax.lax.conv_general_dilated(
             x, p["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
-        return jax.nn.log_softmax(jnp.mean(jax.nn.relu(x), (0, 1, 2)) @ p["out"])[row[1]]
+        return jnp.mean(jax.nn.relu(x), (0, 1, 2)) @ p["out"]
 
     return fald.Model(
-        lambda p: -0.5 * sum(jnp.sum(a**2) for a in jax.tree.leaves(p)), loglikelihood, initial_position=start
+        lambda p: -0.5 * sum(jnp.sum(a**2) for a in jax.tree.leaves(p)),
+        lambda p, row: jax.nn.log_softmax(logits(p, row[0]))[row[1]],
+        initial_position=start,
+        predict_fn=lambda p, image: jax.nn.softmax(logits(p, image)),
     )
 
 
@@ -92,3 +100,55 @@ def test_a_look_at_curvatures_takes_bounded_work():
     cost = 12 * len(clients) * taken * gradients._operations(networks.cnn(), data) * 2.5
     assert cost <= 1.5e10
     assert 16 <= taken < 1000
+
+
+PHASES = [
+    fald.schedules.Phase(4, 1e-4, temperature=0.0),
+    *2 * [fald.schedules.Phase(4, 1e-4, last_step_size=1e-5, temperature=0.1, draws=3)],
+]
+
+
+def streamed(folder, kind, *, killed_at=None):
+    """A run in phases that keeps no draws in memory: its callback's rounds, and what its sinks gathered."""
+    data, seen = small_data(), []
+    images = data.rows
+    if kind == "read":
+        own = {name: data.client(name) for name in data.names}
+        data = fald.FederatedData.from_read(
+            lambda client, index: tuple(a[index] for a in own[client]), dict(zip(data.names, data.sizes))
+        )
+
+    def look(round_number, positions, stats):
+        seen.append(round_number)
+        if round_number == killed_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sinks = [
+        fald.sinks.RunningMoments(rank=2),
+        fald.sinks.ProbeCurve(*images, batch_size=20),
+        fald.sinks.DrawFiles(Path(folder) / "draws", rounds_per_file=4),
+    ]
+    fald.sample(
+        3, small_network(), data, phases=PHASES, local_steps=3, batch_size=8, num_chains=2, progress=False,
+        sinks=sinks, callback=look, checkpoint=fald.Checkpoint(Path(folder) / "run", rounds=3, seconds=1e9),
+    )  # fmt: skip
+    stored = np.concatenate([d["position"].values for d in sinks[2].datasets()])
+    return seen, {**sinks[0].arrays(), **sinks[1].arrays(), "stored": stored}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["arrays", "read"])
+def test_a_run_with_sinks_that_was_killed_goes_on_to_the_same_draws(kind, tmp_path):
+    script = "import sys; sys.path[:0] = sys.argv[1:3]; from test_networks import streamed; "
+    script += "streamed(sys.argv[3], sys.argv[4], killed_at=8)"
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", script, *map(str, (here, here.parent, tmp_path / "killed")), kind]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    seen, found = streamed(tmp_path / "killed", kind)
+    every, wanted = streamed(tmp_path / "whole", kind)
+    assert every == [6, 7, 8, 10, 11, 12]
+    assert seen == [7, 8, 10, 11, 12]  # the state was saved after round 6, and killed in round 8
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert wanted["stored"].shape == (6, 2, 22)

@@ -123,6 +123,10 @@ def test_steps_of_phases():
     np.testing.assert_array_equal(again.table, schedule.table)
 
 
+def test_phases_may_be_made_as_they_are_asked_for():
+    np.testing.assert_array_equal(draws(sampled(phase for phase in PHASES)), draws(sampled()))
+
+
 def test_refusals():
     with pytest.raises(ConfigError, match="have their own rounds"):
         sampled(num_rounds=5)

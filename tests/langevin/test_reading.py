@@ -213,6 +213,13 @@ def test_what_may_need_all_rows_is_refused(method):
         (lambda client, index: np.ones(len(index)), {"a": 2.5}, "client 'a' needs a number of rows; got 2.5"),
         (lambda client, index: np.ones(2), {"a": 2}, r"asked for row 0, read gave float64\[2\]"),
         (lambda client, index: np.array(["x"]), {"a": 2}, r"read gave <U1\[1\]; numbers are needed"),
+        (lambda client, index: None, {"a": 2}, r"read gave nothing"),
+        (
+            lambda client, index: np.load("/no/such/file"),
+            {"a": 2},
+            "rows of client 'a' could not be read: File",
+        ),
+        (lambda client, index: [1, 2], {"a": 2}, r"asked for row 0, read gave int64\[\]"),
     ],
 )
 def test_a_function_that_gives_no_rows_is_refused_at_once(read, sizes, said):

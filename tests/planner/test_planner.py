@@ -500,6 +500,64 @@ def test_a_planned_run_with_a_schedule_meets_the_goal_in_every_kept_round(schedu
         assert float(best.setting.step_size(k)) == pytest.approx(factor * float(schedule(k)), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"correlation": 0.6},
+        pytest.param({"participation": fald.with_replacement(2)}, marks=pytest.mark.slow),
+    ],
+    ids=["noise that is shared", "drawn clients"],
+)
+def test_a_planned_run_with_a_schedule_has_the_errors_and_draws_that_were_planned(fixed):
+    """The run itself, 8,000 times: what was predicted of its worst kept round, and its effective draws."""
+    given = helpers.federation((2, 2, 8, 8))
+    problem = Problem.from_gaussian(*given.energies, start=helpers.START)
+    goal = Goal(0.3, 0.3, ess=20, num_chains=4, ess_per_chain=0)
+    schedule = fald.schedules.polynomial(1.0, 40)
+    best = planner.fewest_rounds(problem, goal, local_steps=[2], step_size=schedule, **fixed).best
+    count, kept = 8000, best.num_rounds - best.num_warmup
+    assert 5 < kept < 300
+
+    def run(setting):
+        tree = fald.sample(
+            3, helpers.linear_model(), given.data, **setting.arguments(), num_rounds=best.num_rounds,
+            num_warmup=best.num_warmup, num_chains=count, progress=False, step_check=False,
+        )  # fmt: skip
+        found = helpers.draws(tree).astype(float)
+        shift = found.mean(0) / sd - goal_law.mean / sd
+        return np.abs(shift).max(), np.abs(found.std(0) / sd - 1).max(), found
+
+    goal_law = fald.gaussian.target(*given.energies)
+    sd = np.sqrt(np.diagonal(goal_law.covariance))
+    predicted = planner.trajectory(problem, best.setting, range(best.num_warmup + 1, best.num_rounds + 1))
+    noise = 4 / np.sqrt(count)  # four standard errors of a mean in sds, and more than that of an sd
+    bias, sd_error, found = run(best.setting)
+    assert abs(bias - predicted.bias.max()) < noise
+    assert abs(sd_error - predicted.sd_error.max()) < noise
+    alone, together = found.var(0).mean(0), found.mean(1).var(0)
+    effective = alone / together
+    assert effective.min() == pytest.approx(best.ess / goal.num_chains, rel=4 * np.sqrt(2 / count))
+    hotter = run(replace(best.setting, temperature=1.2**2))  # the twin
+    assert abs(hotter[1] - predicted.sd_error.max()) > noise
+    still = run(replace(best.setting, step_size=float(best.setting.step_size(0))))[2]
+    assert abs((still.var(0).mean(0) / still.mean(1).var(0)).min() / effective.min() - 1) > 8 * np.sqrt(
+        2 / count
+    )
+
+
+def test_a_plan_with_a_schedule_says_what_cannot_be_reached():
+    problem = Problem.from_gaussian(*federation(), start=[2.0, 2.0])
+    goal = Goal(1e-3, 1e-3)
+    with pytest.raises(ConfigError, match=r"no multiple of the schedule gives .* in 4,096 rounds"):
+        planner.fewest_rounds(problem, goal, local_steps=[2], step_size=fald.schedules.polynomial(1.0, 5))
+    wide, longest, found = Goal(math.inf, 0.2), scheduled.MOST, []
+    least = scheduled.smallest(problem, Setting(2, 1.0), held_for_ever(), wide)
+    for factor in (least, 16 * least):
+        setting = Setting(2, fald.schedules.scaled(held_for_ever(), factor))
+        found.append(scheduled.course(problem, setting, wide, longest).arrival())
+    assert found[0] > longest >= found[1]  # with smaller multiples no run arrives
+
+
 def test_schedules_that_do_not_serve_are_named():
     problem = Problem.from_gaussian(*federation(), start=[2.0, 2.0])
     own, phases = (lambda k: 0.1), fald.schedules.in_phases([fald.schedules.Phase(4, 0.1, draws=1)], 2)[0]

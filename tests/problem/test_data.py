@@ -421,7 +421,7 @@ def test_consecutive_views_of_one_array_are_not_copied():
 
 
 def test_what_a_run_will_do_with_the_rows_is_said():
-    from fald.problem.data import remarks
+    from fald.problem.remarks import remarks
 
     rng = np.random.default_rng(0)
     fine = fald.FederatedData.from_arrays({"a": rng.normal(size=(50, 2)), "b": rng.normal(size=(80, 2))})
@@ -430,5 +430,14 @@ def test_what_a_run_will_do_with_the_rows_is_said():
     times = fald.FederatedData.from_arrays({"a": 1.7e9 + rng.normal(size=(50, 1))})
     assert "loses digits" in remarks(times, None)[0]
     assert remarks(times, None, private=True) == []
+    rows = np.zeros((9 * 2**20 // 16, 16))
+    rows[0] = 1.0
+    assert remarks(fald.FederatedData.from_arrays({"a": rows[:100]}), None) == []
+    large = fald.FederatedData.from_arrays({"a": rows})
+    assert "of these 75 MB a copy of half the size" in remarks(large, None)[0]
+    three = fald.FederatedData.from_arrays({name: np.ones((3, 1)) for name in "abc"})
+    assert "client 'a' and 2 others" in remarks(three, 5)[0]
+    two = three.elsewhere(["a", "b"], [3, 4])
+    assert "client 'a' and another" in remarks(two, 5)[0]
     small = fald.FederatedData.from_arrays({"a": (1.7e9 + rng.normal(size=(50, 1))).astype(np.float32)})
     assert remarks(small, None) == []

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import fald
-from fald.core.errors import ConfigError, Interrupted
+from fald.core.errors import ConfigError, DataError, Interrupted
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 2)).astype(np.float32)
@@ -76,6 +80,83 @@ def test_an_interrupted_run_goes_on_with_its_sinks(tmp_path, place):
         sampled(sinks=[*sinks(tmp_path / "draws"), fald.sinks.RunningMoments()], num_rounds=15, **settings)
 
 
+def test_a_sink_that_is_given_to_another_run_begins_anew(tmp_path):
+    given, fresh = sinks(tmp_path / "a"), sinks(tmp_path / "b")
+    sampled(sinks=given, num_rounds=9)
+    sampled(sinks=given)
+    sampled(sinks=fresh)
+    for one, other in zip(given, fresh):
+        for name, array in one.arrays().items():
+            np.testing.assert_array_equal(other.arrays()[name], array, err_msg=f"{type(one).__name__} {name}")
+    assert given[0].count == 10
+
+
+def test_a_probe_set_of_another_run_is_refused(tmp_path):
+    folder = fald.Checkpoint(tmp_path, rounds=2)
+    sampled(sinks=[fald.sinks.ProbeCurve(X, Y)], num_rounds=9, checkpoint=folder)
+    with pytest.raises(ConfigError, match="other rows or labels in ProbeCurve"):
+        sampled(sinks=[fald.sinks.ProbeCurve(X, 1 - Y)], checkpoint=folder)
+    probe = fald.sinks.ProbeCurve(X, Y)
+    sampled(sinks=[probe], checkpoint=folder)
+    assert probe.curve()["round"].tolist() == [5, 7, 9, 11, 13]
+
+
+@pytest.mark.parametrize(
+    ("changes", "x", "y", "said"),
+    [
+        ({"predict_fn": None}, X, Y, "has no predict_fn"),
+        ({}, X[:, :1], Y, r"cannot predict rows of shape \[1\]"),
+        ({}, X, Y[:5], r"labels must be 40 whole numbers.* got int64 of shape \(5,\)"),
+        ({}, X, np.eye(2)[Y], r"labels must be .* got float64 of shape \(40, 2\)"),
+        ({}, X, Y + 0.5, "labels must be .* got float64"),
+        ({}, X, Y + 1, "labels must be from 0 to 1, as the model predicts 2 classes; got 1 to 2"),
+        ({}, X[:0], Y[:0], "a probe set needs rows"),
+        ({"predict_fn": lambda p, x: jnp.array([3.0, -1.0])}, X, Y, r"add up to 1; row 0 got \[ 3\. -1\.\]"),
+        ({"predict_fn": lambda p, x: jnp.array(1.5)}, X, Y, r"add up to 1; row 0 got \[-0\.5  1\.5\]"),
+    ],
+)
+def test_what_cannot_be_scored_is_said_before_the_first_round(changes, x, y, said):
+    model, seen = dataclasses.replace(MODEL, **changes), []
+    with pytest.raises(DataError, match=said):
+        fald.sample(
+            1, model, DATA, num_rounds=2, local_steps=1, step_size=1e-3, sinks=[fald.sinks.ProbeCurve(x, y)],
+            callback=lambda *about: seen.append(about), progress=False, step_check=False,
+        )  # fmt: skip
+    assert not seen
+
+
+def test_a_result_without_its_draws_says_where_they_are(tmp_path):
+    files, probe = fald.sinks.DrawFiles(tmp_path), fald.sinks.ProbeCurve(X, Y)
+    with pytest.raises(DataError, match="no draws in"):
+        files.tree(MODEL)
+    tree, whole = sampled(sinks=[files, probe]), sampled()
+    said = "the last draw of each chain alone; the draws went to DrawFiles, ProbeCurve"
+    assert said in fald.diagnostics.verdict(tree)[0]
+    assert "draws went" not in " ".join(fald.diagnostics.verdict(whole))
+    with pytest.raises(DataError, match=said):
+        fald.summary(tree)
+    tree.attrs["step_times_curvature"] = 5.0
+    assert "step size times curvature is 5" in fald.diagnostics.verdict(tree)[1]
+    pd.testing.assert_frame_equal(fald.summary(files.tree()), fald.summary(whole))
+    assert fald.diagnostics.verdict(files.tree()) == fald.diagnostics.verdict(whole)
+    found = fald.sinks.DrawFiles(tmp_path).tree(MODEL)  # of a run of another process
+    assert found["sample_stats"]["round"].values.tolist() == [5, 7, 9, 11, 13]
+    fald.save(found, tmp_path / "all.nc")
+    assert fald.load(tmp_path / "all.nc").attrs["kind"] == "chain"
+
+
+def test_rows_and_labels_that_do_not_fit_predictions_are_named():
+    tree = sampled()
+    for x, said in ((X[:, :1], "cannot predict rows of shape"), (X[:0], "no rows to predict")):
+        with pytest.raises(DataError, match=said):
+            fald.predictive(tree, MODEL, x)
+    found = fald.predictive(tree, MODEL, X)
+    for labels in (Y[:3], Y + 1, np.eye(2)[Y]):
+        for use in (found.scores, found.reliability):
+            with pytest.raises(DataError, match="labels must be"):
+                use(labels)
+
+
 def test_a_callback_sees_every_draw_and_may_stop():
     seen = []
 
@@ -93,6 +174,8 @@ def test_a_callback_sees_every_draw_and_may_stop():
         sampled(callback=3)
     with pytest.raises(ConfigError, match="sinks must come"):
         sampled(sinks=["draws.nc"])
+    with pytest.raises(ConfigError, match="the same sink is given twice"):
+        sampled(sinks=2 * [fald.sinks.RunningMoments()])
 
 
 def test_doubt_of_predictions():

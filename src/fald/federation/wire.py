@@ -25,6 +25,7 @@ _MARK = b"FALD\x01"
 _TYPES = ("bool", "uint8", "int32", "uint32", "int64", "uint64", "float32", "float64")
 _NAMES = {order: kind for kind in _TYPES for order in (np.dtype(kind), np.dtype(kind).newbyteorder())}
 _MOST_HEADER = 4 * 2**20
+_MOST_AXES = 32  # of an array; the product of many more would take minutes
 PREPARED = "prepared_"  # in front of the names of what sites send before the first round
 PASSED = "passed_"  # in front of the names of what the coordinator passes on of the round before
 SHARE = f"{PASSED}share"  # what each site is shown alone
@@ -101,7 +102,7 @@ def unpack(content: bytes, most: int = MOST_BYTES) -> Message:
         raise FederationError(f"the message has {len(content):,} bytes; at most {most:,} are expected")
     try:
         return _read(memoryview(content))
-    except (ValueError, KeyError, TypeError, IndexError, struct.error, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, OverflowError, struct.error, RecursionError) as error:
         raise FederationError(f"not a message of this version of fald ({type(error).__name__})") from None
 
 
@@ -118,7 +119,7 @@ def _read(content: memoryview) -> Message:
     arrays: dict[str, Array] = {}
     for name, kind, shape in header["arrays"]:
         fits = isinstance(name, str) and name not in arrays and kind in _TYPES
-        if not fits or any(type(n) is not int or n < 0 for n in shape):
+        if not fits or len(shape) > _MOST_AXES or any(type(n) is not int or n < 0 for n in shape):
             raise ValueError
         dtype = np.dtype(kind).newbyteorder("<")
         size = dtype.itemsize * math.prod(shape)

@@ -28,6 +28,7 @@ _SEARCHED = 2  # steps up after which nobody is sent from far below the mode
 _THIN = 0.4  # curvature below which a shell is wide, the proposal's being one
 _MOST_THIN, _MOST_RAYS = 4, 16  # such directions of a shell, and of all of them
 _ALIKE = 0.95  # cosine of two directions that are one
+_OUT, _CROWD = 5.0, 3  # sds from the centre that are far out, and how many there show a direction
 _SENT = 8  # explorers sent at a time, from the deepest valleys; other climbers beyond a valley wait
 _LOOKOUTS, _MOST_LOOKOUTS = 1024, 16384  # places with values alone, per parameter, and at most
 _FEWEST_DIM, _MOST_DIM = (
@@ -96,8 +97,13 @@ class Climbers:
 
     @property
     def thin(self) -> Array:
-        """(T, d) directions in which the posterior is wide far out, known after the first step."""
-        return self._thin @ self._factor.T
+        """(T, d) directions of mass far out, known after the first step.
+
+        Those to which climbers crowd that stay far out, and those in which the posterior is wide there.
+        """
+        places = self._next[: 0 if self._setting_out else None]
+        ways = np.concatenate([_crowds(places), self._thin])[:_MOST_RAYS]
+        return ways @ self._factor.T
 
     def paths(self, mode: Array) -> Array:
         """(P, d) points on the ways from there to the proposal's mode, none before the first step."""
@@ -238,6 +244,26 @@ def _round_hills(places: Array, slopes: Array, values: Array) -> Array:
         chosen = np.append(chosen, tops[order[:1]], axis=0)
         order = order[np.linalg.norm(tops[order] - chosen[-1], axis=1) > 1]
     return chosen
+
+
+def _crowds(places: Array) -> Array:
+    """(T, d) directions, the most crowded first, along which several of some places (M, d) lie far out.
+
+    From everywhere beside a thin ridge the slopes lead to its axis, far from the centre, and stay there.
+    """
+    size = np.linalg.norm(places, axis=1)
+    ways = places[size > _OUT] / size[size > _OUT, None]
+    alike = ways @ ways.T > _ALIKE
+    found, left = [], np.ones(len(ways), bool)
+    while len(found) < _MOST_RAYS:
+        counts = np.sum(alike & left, axis=1) * left
+        if np.max(counts, initial=0) < _CROWD:
+            break
+        own = alike[int(np.argmax(counts))] & left
+        middle = ways[own].sum(axis=0)
+        found.append(middle / np.linalg.norm(middle))
+        left &= np.abs(ways @ found[-1]) <= _ALIKE
+    return np.reshape(found, (-1, places.shape[1]))
 
 
 def _wide_hills(places: Array, slopes: Array) -> tuple[Array, Array]:

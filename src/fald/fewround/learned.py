@@ -276,7 +276,9 @@ def _shown(
     cast = rays.cast(positions.mean(axis=0), np.cov(positions.T), nothing, rng, twins=True)
     sums = yield {"states": chosen, "points": cast.positions}
     slopes = target.gradients(chosen, sums)[1]
-    out = cast.levels(target.values(cast.positions, sums["point_values"]))
+    seen, missing = target.posterior(cast.positions, sums["point_values"])
+    out = cast.levels(seen)
+    lost = rays.unknown(out, missing[: out.size].reshape(out.shape), target.dim)
     found = rays.far(out, np.zeros_like(out), target.dim, count=len(positions), quantile=1.0)
     # no density of the chains is known: what lies far out must be little. A chosen direction stands for the
     # few dimensions of a thin tail; for more only random ones do, as a skewed posterior is wide along some
@@ -289,6 +291,7 @@ def _shown(
         certify.moments_exist(known, labels),
         certify.scores(chosen, slopes, tolerance, names),
         certify.far_mass(cast, found, tolerance, names),
+        certify.defined_far_out(cast, lost, tolerance, names),
     ]
 
 

@@ -38,7 +38,8 @@ class Rays(NamedTuple):
     """A frame, centre (d,) and lower factor (d, d), and unit directions (K, d) in its coordinates.
 
     The first ``special`` directions are chosen, the others random. With ``twins`` every place has two more
-    hard beside it: a density is nearly the same at all three, and what differs is rounding.
+    hard beside it: a density is nearly the same at all three, and what differs is rounding. ``radii`` are
+    those of the places.
     """
 
     centre: Array
@@ -46,11 +47,12 @@ class Rays(NamedTuple):
     directions: Array
     special: int
     twins: bool = False
+    radii: Array = RADII
 
     @property
     def positions(self) -> Array:
         """(K·R, d) parameters on the rays, and twice as many again where they have twins."""
-        z = (self.directions[:, None] * RADII[:, None]).reshape(-1, len(self.centre))
+        z = (self.directions[:, None] * self.radii[:, None]).reshape(-1, len(self.centre))
         z = np.concatenate([(1 + shift) * z for shift in _BESIDE]) if self.twins else z
         return self.centre + z @ self.factor.T
 
@@ -68,9 +70,9 @@ class Rays(NamedTuple):
         >>> rays.levels(np.concatenate([smooth, smooth + noise, smooth]))[0, -3:]
         array([-29., -inf, -inf])
         """
-        here, *beside = values.reshape(-1, len(self.directions), len(RADII))
-        depth = np.maximum(here[:, :1] - here, 0.0)
+        here, *beside = values.reshape(-1, len(self.directions), len(self.radii))
         with np.errstate(invalid="ignore"):
+            depth = np.maximum(here[:, :1] - here, 0.0)
             noisy = [np.abs(here - other) > _ROUNDING + _STEEPEST * depth for other in beside]
         if not noisy:
             return here
@@ -168,6 +170,41 @@ def far(values: Array, log_weights: Array, dim: int, *, count: int, quantile: fl
         peak = RADII[beyond][np.argmax(second[:, beyond], axis=1)]
         width[:, j] = np.maximum(peak / np.sqrt(k + 1), 1.5)
     return Far(share, error, width)
+
+
+def unknown(values: Array, undefined: Array, dim: int) -> Far:
+    """How much may lie far out where the log posterior (K, R) is not a number, and so no draw is known."""
+    kinds, logs, filled = families(dim), np.log(RADII), continued(values, undefined)
+    lost, share = np.where(undefined, filled, -np.inf), np.zeros((len(values), len(kinds)))
+    for j, k in enumerate(kinds):
+        beyond = np.sqrt(k + 2) + _BEYOND < RADII
+        with np.errstate(invalid="ignore", over="ignore"):
+            parts = (lost + (k + 2) * logs)[:, beyond], filled + (k + 2) * logs
+            share[:, j] = np.nan_to_num(np.exp(_summed(parts[0]) - _summed(parts[1])), nan=0.0)
+    return Far(share, np.full_like(share, np.inf), np.ones_like(share))
+
+
+def continued(values: Array, undefined: Array) -> Array:
+    """(K, R) values along rays, those that are not numbers filled in as the three before them lead on.
+
+    A parabola where these bend down, which is exact for a Gaussian, and a straight line elsewhere, which does
+    not rise. Where there are no three numbers before, nothing is filled in: there are draws.
+
+    Examples
+    --------
+    >>> level = -RADII[None] ** 2 / 2
+    >>> bool(np.allclose(continued(level, RADII[None] > 6), level))
+    True
+    """
+    filled, first = values.copy(), np.argmax(undefined, axis=1)
+    for i in np.flatnonzero(undefined.any(axis=1) & (first >= 3)):
+        at, (r, level) = undefined[i], (part[first[i] - 3 : first[i]] for part in (RADII, values[i]))
+        if np.isfinite(level).all():
+            slopes = np.diff(level) / np.diff(r)
+            bend = min(float(slopes[1] - slopes[0]) / (r[2] - r[0]), 0.0)
+            x = RADII[at]
+            filled[i, at] = level[2] + min(slopes[1], 0.0) * (x - r[2]) + bend * (x - r[2]) * (x - r[1])
+    return filled
 
 
 def _summed(terms: Array) -> Array:

@@ -30,8 +30,9 @@ from fald.langevin.noise import NoiseScale
 from fald.langevin.registry import by_name, participants
 from fald.langevin.safety import check_noise, farthest
 from fald.privacy.protection import Protection, secret_words
-from fald.problem.data import FederatedData, remarks
+from fald.problem.data import FederatedData
 from fald.problem.model import Model, check_model
+from fald.problem.remarks import remarks
 from fald.results.diagnostics import STEP_LIMIT
 from fald.results.positions import positions as found_positions
 from fald.results.sinks import Sink
@@ -192,6 +193,7 @@ def sample(
     keep_compiled()
     kept = None
     if phases is not None:
+        phases = list(phases)
         taken = (num_rounds is None, step_size is None, temperature == 1, num_warmup == 0, thinning == 1)
         if method is not None or not all(taken):
             raise ConfigError(
@@ -280,6 +282,8 @@ def sample(
         raise ConfigError(f"callback must be a function (round, positions, stats) -> stop; got {callback!r}")
     if not all(isinstance(sink, Sink) for sink in sinks):
         raise ConfigError(f"sinks must come from fald.sinks; got {list(sinks)!r}")
+    if len({id(sink) for sink in sinks}) < len(sinks):
+        raise ConfigError("the same sink is given twice, and would count every draw twice")
     checkpoint = as_checkpoint(checkpoint)
     description = {} if checkpoint is None else _description(problem, settings, positions)
 
@@ -293,6 +297,8 @@ def sample(
             tree.attrs["step_times_curvature"] = max(products)
         if isinstance(engine, InProcess):
             tree.attrs["layout"] = engine.layout(problem)
+        if sinks:
+            tree.attrs["sinks"] = ", ".join(type(sink).__name__ for sink in sinks)
         return tree
 
     notes = as_journal(journal)

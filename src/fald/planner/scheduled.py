@@ -19,7 +19,7 @@ from fald.theory import gaussian
 
 Array = NDArray[Any]
 
-_FIRST, _MOST = 256, 4096  # rounds that are followed
+_FIRST, MOST = 256, 4096  # rounds that are followed
 _TOO_SLOW = 1e9
 
 
@@ -83,6 +83,17 @@ def peak(schedule: Any) -> float:
     return float(step_sizes_at(schedule, looks).max())
 
 
+def smallest(problem: Problem, setting: Setting, schedule: Any, goal: Goal) -> float:
+    """What a schedule must be multiplied by at least for the flattest direction to fill its sd.
+
+    Of a quadratic energy, by a factor of four or so: variances are 1 − exp(−2λ Σ η_j) of their limit.
+    """
+    flattest = float(np.linalg.eigvalsh(problem.precision)[0])
+    whole = float(step_sizes_at(schedule, np.arange(MOST * setting.local_steps)).sum())
+    missing = 1 - (1 - min(goal.sd_error, 0.9)) ** 2
+    return -math.log(missing) / (8 * flattest * whole)
+
+
 def fewest(problem: Problem, setting: Setting, goal: Goal) -> Timetable | None:
     """The run that meets a goal first, dear where it has too few draws; none where errors stay too large."""
     rounds = _FIRST
@@ -94,9 +105,9 @@ def fewest(problem: Problem, setting: Setting, goal: Goal) -> Timetable | None:
             enough = np.flatnonzero(worth >= goal.draws) + 1
             if not goal.draws or len(enough):
                 return _run(found, warmup, warmup + (int(enough[0]) if goal.draws else 0))
-            if rounds >= _MOST:
+            if rounds >= MOST:
                 return _run(found, warmup, rounds)._replace(cost=_TOO_SLOW * goal.draws / float(worth[-1]))
-        if rounds >= _MOST:
+        if rounds >= MOST:
             return None
         rounds *= 4
 

@@ -24,7 +24,7 @@ from fald.core.errors import ConfigError, FaldError
 from fald.core.threads import one_thread
 from fald.planner.law import Chain, Goal, Problem, Setting, chain
 from fald.planner.predict import Guarantee, Prediction, errors_at, followed, guarantee, predict, what_if
-from fald.planner.scheduled import Timetable, best_of, fewest, peak
+from fald.planner.scheduled import MOST, Timetable, best_of, fewest, peak, smallest
 from fald.problem.data import FederatedData
 from fald.problem.model import Model
 from fald.settings.schedules import is_data, scaled
@@ -32,7 +32,7 @@ from fald.theory.measured import constants
 
 LOCAL_STEPS = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80)
 _TOO_SLOW = 1e9
-_SPAN = 20  # powers of four below the first guess
+_SPAN = 20  # times a step size is made smaller
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +89,9 @@ def fewest_rounds(
         Numbers of local steps to try; the step size is searched for each.
     step_size
         A schedule of ``fald.schedules`` instead of a constant step: what it is multiplied by is searched. Its
-        errors are those of the exact law with η_j, without batches and terms of third order; it may take
-        4,096 rounds. All rounds after the warm-up are draws.
+        errors are those of the exact law with η_j, without batches and terms of third order. All rounds after
+        the warm-up are draws. Every round is followed, which takes time: a run may have 4,096 rounds at most,
+        or as many as ``num_rounds`` of ``best_accuracy`` says.
     **fixed
         Other fields of ``Setting``: correlation, participation, noise, temperature, batch_size.
 
@@ -361,7 +362,8 @@ def _scheduled(
             found = run(factor)
             return math.inf if found is None else found.cost
 
-        factor = _down(_least(judged, high, high))  # steps that fall are to begin large
+        # steps that fall are to begin large
+        factor = _down(_least(judged, high, high, down=2.0, low=smallest(problem, like, schedule, goal)))
         setting, best = replace(like, step_size=scaled(schedule, factor)), run(factor)
         guaranteed = Guarantee(reason="the bounds are for constant step sizes")
         if best is None or best.ess < goal.draws:
@@ -372,6 +374,14 @@ def _scheduled(
         counts = best.num_rounds, best.num_warmup, 1, goal.num_chains * best.ess
         found.append((Candidate(setting, *counts, predicted, guaranteed), best.cost))
     good = [(c, cost) for c, cost in found if c.predicted is not None]
+    if not good and num_rounds is None:
+        raise ConfigError(
+            f"no multiple of the schedule gives bias ≤ {goal.bias:g}, sd-error ≤ {goal.sd_error:g}, W2 ≤ "
+            f"{goal.w2:g} and {goal.draws:.0f} effective draws per chain in {MOST:,} rounds with local-steps "
+            f"in {[like.local_steps for like in likes]}",
+            hint="allow more error or fewer draws, take more local steps, a schedule that falls more slowly, "
+            "or a constant step size, which may take any number of rounds",
+        )
     if not good:
         return _found(None, goal, likes, num_rounds)
     chosen = _cheapest(*map(list, zip(*good)))
@@ -384,10 +394,13 @@ def chain_possible(problem: Problem, like: Setting) -> None:
     chain(problem, replace(like, local_steps=1, step_size=1e-3 * problem.largest_step))
 
 
-def _least(cost: Callable[[float], float], guess: float, high: float) -> float:
+def _least(
+    cost: Callable[[float], float], guess: float, high: float, *, down: float = 4.0, low: float = 0.0
+) -> float:
     """Argument ≤ ``high`` of least cost, for costs with one valley on the logarithmic scale.
 
-    Above the valley a cost may be infinite: there the goal is out of reach.
+    Above the valley a cost may be infinite: there the goal is out of reach, and the next that is looked at is
+    ``down`` times smaller. Below ``low`` nothing is looked for.
     """
     seen: dict[float, float] = {}
 
@@ -400,7 +413,9 @@ def _least(cost: Callable[[float], float], guess: float, high: float) -> float:
     for _ in range(_SPAN):
         if math.isfinite(look(here)):
             break
-        here -= 2 * step
+        if here < (math.log(low) if low else -math.inf):
+            return math.exp(here)
+        here -= math.log(down)
     while here < top and look(min(here + step, top)) < look(here):
         here = min(here + step, top)
     while look(here - step) < look(here):

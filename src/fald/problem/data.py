@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from fald.core.errors import ConfigError, DataError
-from fald.core.types import PyTree, float_dtype
+from fald.core.types import PyTree
 from fald.problem.encoding import (
     Categories,
     Scaling,
@@ -124,11 +124,7 @@ class FederatedData:
         """Rows of one client, by ascending numbers; or an error that names the client."""
         name = self.names[client]
         assert self.read is not None
-        try:
-            rows = jax.tree.map(np.asarray, self.read(name, index))
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            raise DataError(f"rows of client {name!r} could not be read: {said}") from error
+        rows = _read_by(self.read, name, index)
         wanted = jax.tree.map(lambda a: f"{a.dtype}{[len(index), *a.shape[1:]]}", self.rows)
         found = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", rows)
         if found != wanted:
@@ -233,9 +229,7 @@ class FederatedData:
     def _some_read(self) -> bytes:
         """A hash of some of the rows that are read; looked at once, as a later look might fail."""
         digest = hashlib.sha256()
-        for array in (
-            [] if self.read is None else jax.tree.leaves(self.take(_spread(self.num_rows, _PRINTED)))
-        ):
+        for array in [] if self.read is None else jax.tree.leaves(self.take(evenly(self.num_rows, _PRINTED))):
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
         return b"" if self.read is None else digest.digest()
@@ -304,7 +298,9 @@ class FederatedData:
         for name in names:
             if not isinstance(counts[name], int | np.integer) or counts[name] < 1:
                 raise DataError(f"client {name!r} needs a number of rows; got {counts[name]!r}")
-        first = jax.tree.map(np.asarray, read(names[0], np.zeros(1, int)))
+        first = _read_by(read, names[0], np.zeros(1, int))
+        if not jax.tree.leaves(first):
+            raise DataError(f"client {names[0]!r}: asked for row 0, read gave nothing")
         for leaf in jax.tree.leaves(first):
             if leaf.ndim == 0 or len(leaf) != 1 or leaf.dtype.kind not in "fiub":
                 found = f"{leaf.dtype}{list(leaf.shape)}"
@@ -435,6 +431,15 @@ class FederatedData:
         return replace(cls.from_arrays(arrays), features=columns, target=target)
 
 
+def _read_by(read: Callable[[str, np.ndarray], PyTree], client: str, index: np.ndarray) -> PyTree:
+    """What a function reads, as arrays."""
+    try:
+        return jax.tree.map(np.asarray, read(client, index))
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise DataError(f"rows of client {client!r} could not be read: {said}") from error
+
+
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
     """The parts one after the other; not copied when they already lie like that in one array.
 
@@ -475,47 +480,15 @@ def _by_text(named: Mapping[Any, Any]) -> dict[str, Any]:
     return texts
 
 
-_DIGITS = 1e5  # of about 1e7 that float32 has
-_LOOKED_AT = 1000
 _PRINTED = 256  # rows that are read to recognise them
 
 
-def _spread(count: int, most: int) -> np.ndarray:
-    """At most so many of ``count`` numbers, evenly spaced."""
-    return np.linspace(0, count - 1, min(count, most)).astype(int)
-
-
-def remarks(data: FederatedData, batch_size: int | None, *, private: bool = False) -> list[str]:
-    """Sentences on what a run will do with the rows that its user may not expect; none on private values.
+def evenly(count: int, most: int) -> np.ndarray:
+    """At most so many of ``count`` numbers, evenly spaced.
 
     Examples
     --------
-    >>> remarks(FederatedData.from_arrays({"a": np.ones((5, 1)), "b": np.ones((9, 1))}), batch_size=8)[0][:54]
-    "batch-size 8 is more than the 5 rows of client 'a': su"
+    >>> evenly(100, 3).tolist(), evenly(2, 3).tolist()
+    ([0, 49, 99], [0, 1])
     """
-    found = []
-    small = [name for name, size in zip(data.names, data.sizes) if batch_size and size < batch_size]
-    if small:
-        others = f" and {len(small) - 1} others" if len(small) > 1 else ""
-        rows = int(data.sizes[data.names.index(small[0])])
-        found.append(
-            f"batch-size {batch_size} is more than the {rows} rows of client {small[0]!r}{others}: such a "
-            "client takes all of its rows in every step"
-        )
-    if private or not data.readable or float_dtype() == np.float64:
-        return found
-    if all(array.dtype != np.float64 for array in jax.tree.leaves(data.rows)):
-        return found
-    for array in jax.tree.leaves(data.take(_spread(data.num_rows, _LOOKED_AT))):
-        if array.dtype == np.float64 and array.size:
-            some = array.reshape(len(array), -1)
-            size, spread = np.abs(some).max(axis=0), some.std(axis=0)
-            lost = (spread > 0) & (size > _DIGITS * spread)
-            if lost.any():
-                column = int(np.argmax(lost))
-                found.append(
-                    f"rows of float64 are used as float32, which loses digits: a column has values up to "
-                    f"{size[column]:.3g} that differ by {spread[column]:.3g} or so; subtract its mean, or "
-                    "set jax.config.update('jax_enable_x64', True)"
-                )
-    return found
+    return np.linspace(0, count - 1, min(count, most)).astype(int)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fald.core.checks import check_count
 from fald.core.errors import ConfigError
-from fald.results.kinds import kind_of, require_posterior
+from fald.results.kinds import elsewhere, kind_of, require_posterior
 from fald.results.positions import functionals as functionals  # part of this module's public names
 from fald.results.tree import draws_by_row
 from fald.theory import gaussian
@@ -291,6 +291,8 @@ def verdict(tree: xr.DataTree) -> list[str]:
         return (
             [] if tree.attrs["verdict"] == "reached" else [f"{tree.attrs['verdict']}: {tree.attrs['reason']}"]
         )
+    if elsewhere(tree):
+        return [f"{elsewhere(tree)}: mixing was not checked", *_too_large(tree)]
     rows = convergence(require_posterior(tree))
     rhats, sizes = ({label: row[key] for label, row in rows.items()} for key in ("r_hat", "ess_bulk"))
     single = tree.children["posterior"].sizes["chain"] < 2
@@ -302,13 +304,18 @@ def verdict(tree: xr.DataTree) -> list[str]:
             f"effective sample size below {ESS_LIMIT}", sizes, {k: ESS_LIMIT - v for k, v in sizes.items()}
         ),
     ]
+    return [c for c in complaints if c] + _too_large(tree)
+
+
+def _too_large(tree: xr.DataTree) -> list[str]:
+    """A sentence on a step size that is too large for the curvature."""
     unstable = tree.attrs.get("step_times_curvature", 0.0)
-    if unstable > STEP_LIMIT:
-        complaints.append(
-            f"step size times curvature is {unstable:.3g}: above {STEP_LIMIT:g} the result is badly biased, "
-            f"above 2 local steps are unstable, and neither R-hat nor ESS shows it"
-        )
-    return [c for c in complaints if c]
+    if unstable <= STEP_LIMIT:
+        return []
+    return [
+        f"step size times curvature is {unstable:.3g}: above {STEP_LIMIT:g} the result is badly biased, "
+        f"above 2 local steps are unstable, and neither R-hat nor ESS shows it"
+    ]
 
 
 def _complaint(text: str, values: dict[str, float], excess: dict[str, float]) -> str:

@@ -53,8 +53,11 @@ class Kind:
     checks: tuple[str, ...]
 
 
-_OF_ROWS = ("fit", "outcomes", "prior", "columns", "values")
-_OF_CHAINS = ("complete", "mixing", "draws", "bias", "step", "doubling", "target", "sites")
+# causes before what follows from them, so that the first line names a cause
+_OF_TABLES = ("columns", "values")
+_OF_ROWS = ("prior", "fit", "outcomes")
+_OF_ROUNDS = ("complete", *_OF_TABLES, "accuracy", "weights", "draws", "modes", "sites")
+_OF_CHAINS = ("complete", *_OF_TABLES, "mixing", "draws", "bias", "step", "doubling", "target", "sites")
 _BIAS = "R-hat and ESS see mixing, not bias: what local steps and the step size shift stays unseen."
 
 FEW_ROUND = Kind(
@@ -66,7 +69,17 @@ FEW_ROUND = Kind(
     exchanged="sums over rows, not rows",
     unprotected="Its uploads were sums over rows without noise.",
     unseen="What no check sees: a further solution (mode) that no search met, and what the model leaves out.",
-    checks=("complete", "accuracy", "weights", "draws", "modes", "sites", *_OF_ROWS, "reference"),
+    checks=(
+        "complete",
+        *_OF_TABLES,
+        "accuracy",
+        "weights",
+        "draws",
+        "modes",
+        "sites",
+        *_OF_ROWS,
+        "reference",
+    ),
 )
 CHAIN = Kind(
     name="chain",
@@ -131,11 +144,22 @@ def _derived(tree: xr.DataTree) -> Kind:
     return PRIVATE_CHAIN if "privacy" in tree.attrs else CHAIN
 
 
+def elsewhere(tree: xr.DataTree) -> str:
+    """A sentence on draws that a run has given to sinks; empty if the result has them all."""
+    if "sinks" not in tree.attrs:
+        return ""
+    return f"the result has the last draw of each chain alone; the draws went to {tree.attrs['sinks']}"
+
+
 def require_posterior(tree: xr.DataTree) -> xr.DataTree:
-    """Return ``tree`` if its draws are from a posterior, else raise ``DataError``."""
+    """Return ``tree`` if it holds the draws of a run from a posterior, else raise ``DataError``."""
     if not kind_of(tree).draws:
         raise DataError(
             f"{tree.attrs.get('method')} gives a point estimate; its iterates are not draws from a posterior",
             hint="use a temperature > 0, or a method that samples, for intervals",
+        )
+    if elsewhere(tree):
+        raise DataError(
+            elsewhere(tree), hint="ask the sinks: fald.sinks.DrawFiles.tree() gives all draws as a result"
         )
     return tree

@@ -108,6 +108,42 @@ def predicted(model: Model, position: PyTree, x: np.ndarray, batch_size: int = 5
     return np.concatenate(parts)
 
 
+def classes_of(model: Model, x: np.ndarray, batch_size: int = 500) -> int:
+    """How many classes a model predicts, found by a prediction for the first row at the model's start.
+
+    Raises
+    ------
+    DataError
+        If the model does not predict probabilities for such rows.
+    """
+    try:
+        found = predicted(model, model.initial_position, x[:1], batch_size)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"model {model.name!r} cannot predict rows of shape {list(x.shape[1:])}: {error}",
+            hint="predict_fn(position, features) gets ONE row: features without their leading axis",
+        ) from error
+    return PredictiveSums.none(1).plus(found).total.shape[1]
+
+
+def labels_of(labels: Any, rows: int, classes: int) -> np.ndarray:
+    """Labels as whole numbers, one of the classes for each row; or an error."""
+    found = np.asarray(labels)
+    whole = found.dtype.kind in "iubf" and np.array_equal(found, np.round(found))
+    if found.shape != (rows,) or not whole:
+        given = f"{found.dtype} of shape {found.shape}"
+        raise DataError(f"labels must be {rows} whole numbers, one for each row; got {given}")
+    found = found.astype(int)
+    if rows and not 0 <= found.min() <= found.max() < classes:
+        raise DataError(
+            f"labels must be from 0 to {classes - 1}, as the model predicts {classes} classes; "
+            f"got {found.min()} to {found.max()}"
+        )
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class Predictive:
     """The posterior's average of predicted probabilities; made by ``predictive``.
@@ -123,12 +159,12 @@ class Predictive:
 
     def scores(self, labels: Any) -> dict[str, float]:
         """``accuracy``, ``nll``, ``brier`` and ``ece`` against labels."""
-        labels = np.asarray(labels, int)
+        labels = labels_of(labels, *self.mean.shape)
         return {**scores(self.mean, labels)._asdict(), "nll": nll(self.mean, labels)}
 
     def reliability(self, labels: Any, bins: int = 15) -> np.ndarray:
         """(bins, 3): rows whose largest probability is in the bin, its mean, and the share that is right."""
-        confidence, right = self.mean.max(1), self.mean.argmax(1) == np.asarray(labels, int)
+        confidence, right = self.mean.max(1), self.mean.argmax(1) == labels_of(labels, *self.mean.shape)
         place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
         count = np.bincount(place, minlength=bins)
         sums = [np.bincount(place, weights=w, minlength=bins) for w in (confidence, right)]
@@ -167,6 +203,13 @@ class PredictiveSums(NamedTuple):
         if probabilities.ndim == 1:  # of the second of two classes
             probabilities = np.stack([1 - probabilities, probabilities], axis=1)
         p = np.asarray(probabilities, float)
+        bad = np.flatnonzero(~((p.min(axis=1) > -1e-4) & (np.abs(p.sum(axis=1) - 1) < 1e-3)))
+        if len(bad):
+            raise DataError(
+                f"predict_fn must give probabilities, which add up to 1; row {bad[0]} got "
+                f"{np.array2string(p[bad[0]], precision=3, threshold=6)}",
+                hint="take jax.nn.softmax of logits",
+            )
         return PredictiveSums(
             p if self.count == 0 else self.total + p, self.entropies + entropy(p), self.count + 1
         )
@@ -215,6 +258,9 @@ def predictive(
     (True, (60,))
     """
     x, check = np.asarray(x), check_count("most-draws", most_draws)
+    if not len(x):
+        raise DataError("there are no rows to predict")
+    classes_of(model, x, batch_size)
     if hasattr(draws, "children"):
         found = positions(draws, model)  # type: ignore[arg-type]
         places = np.unique(np.linspace(0, found.shape[0] * found.shape[1] - 1, check).round().astype(int))

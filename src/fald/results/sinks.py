@@ -1,11 +1,13 @@
 """Where draws go as a run goes, instead of into memory: ``fald.sample(..., sinks=[...])``.
 
 A sink gets every kept draw of all chains, in order. What it has gathered is saved with the checkpoint, so a
-run that was killed goes on with the same sinks to the same end.
+run that was killed goes on with the same sinks to the same end. A sink belongs to one run: in another it
+begins anew.
 """
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,15 +17,26 @@ import jax
 import numpy as np
 
 from fald.core.checks import check_count
-from fald.core.errors import DataError, StorageError
+from fald.core.errors import ConfigError, DataError, StorageError
 from fald.core.files import storage_error, write_atomically
 from fald.core.types import PyTree
 from fald.problem.model import Model
+from fald.results.kinds import CHAIN
 from fald.results.positions import of_flat
-from fald.results.probabilities import Predictive, PredictiveSums, nll, predicted, scores
+from fald.results.probabilities import (
+    Predictive,
+    PredictiveSums,
+    classes_of,
+    labels_of,
+    nll,
+    predicted,
+    scores,
+)
+from fald.results.tree import posterior_groups
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -79,9 +92,17 @@ class RunningMoments(Sink):
 
     def __init__(self, rank: int = 20):
         self.rank = check_count("rank", rank, 0)
+        self._forget()
+
+    def _forget(self) -> None:
         self.count = 0
         self._mean = self._square = np.zeros(0)
         self._deviations = np.zeros((0, 0), np.float32)
+
+    def begin(self, model: Model) -> None:
+        """Called before the first draw of a run."""
+        super().begin(model)
+        self._forget()
 
     def add(self, round_number: int, flat: np.ndarray) -> None:
         """Take the draws of one round."""
@@ -149,11 +170,23 @@ class ProbeCurve(Sink):
     _COLUMNS = ("round", "draws", "accuracy", "nll", "brier", "ece")
 
     def __init__(self, x: Any, y: Any, *, every: int = 1, batch_size: int = 500):
-        self.x, self.y = np.asarray(x), np.asarray(y, int)
+        self.x, self.y = np.asarray(x), np.asarray(y)
         self.every, self.batch_size = check_count("every", every), check_count("batch-size", batch_size)
+        if not len(self.x):
+            raise DataError("a probe set needs rows")
+        self._forget()
+
+    def _forget(self) -> None:
         self._sums = PredictiveSums.none(len(self.x))
         self._rounds = 0
         self._lines: list[tuple[float, ...]] = []
+
+    def begin(self, model: Model) -> None:
+        """Called before the first draw of a run."""
+        super().begin(model)
+        # what cannot be predicted is found before the first round
+        self.y = labels_of(self.y, len(self.x), classes_of(model, self.x, self.batch_size))
+        self._forget()
 
     def add(self, round_number: int, flat: np.ndarray) -> None:
         """Take the draws of one round."""
@@ -172,10 +205,21 @@ class ProbeCurve(Sink):
         """What it has gathered."""
         numbers = {"count": np.asarray(self._sums.count), "rounds": np.asarray(self._rounds)}
         lines = np.array(self._lines, float).reshape(-1, len(self._COLUMNS))
-        return {**numbers, "total": self._sums.total, "entropies": self._sums.entropies, "lines": lines}
+        own = {"total": self._sums.total, "entropies": self._sums.entropies, "lines": lines}
+        return {**numbers, **own, "probe": self._probe()}
+
+    def _probe(self) -> np.ndarray:
+        """What rows and labels are recognised by."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.x).tobytes() + self.y.astype(np.int64).tobytes())
+        return np.frombuffer(digest.digest(), np.uint8)
 
     def restore(self, saved: Arrays) -> None:
         """Go on from what was saved."""
+        if not np.array_equal(saved["probe"], self._probe()):
+            raise ConfigError(
+                "the checkpoint was made with other rows or labels in ProbeCurve",
+                hint="give the same, or choose another folder",
+            )
         self._sums = PredictiveSums(saved["total"], saved["entropies"], int(saved["count"]))
         self._rounds, self._lines = int(saved["rounds"]), [tuple(line) for line in saved["lines"].tolist()]
 
@@ -276,6 +320,24 @@ class DrawFiles(Sink):
         for path in sorted(self.folder.glob("draws-*.nc")):
             with xr.open_dataset(path, engine="h5netcdf") as dataset:
                 yield dataset.load()
+
+    def tree(self, model: Model | None = None) -> xr.DataTree:
+        """All draws as a result in memory, for ``fald.summary``, ``verdict`` and ArviZ; where sizes allow.
+
+        Files of another process need the model, as ``fald.positions`` may.
+        """
+        import xarray as xr
+
+        model = self._known() if model is None else model
+        parts = list(self.datasets())
+        if not parts:
+            raise DataError(f"there are no draws in {self.folder} yet")
+        flat = np.concatenate([part["position"].values for part in parts]).swapaxes(0, 1)
+        rounds = np.concatenate([part["round"].values for part in parts])
+        made = xr.DataTree.from_dict(posterior_groups(model, flat))
+        made["sample_stats"] = xr.DataTree(xr.Dataset({"round": (["draw"], rounds)}))
+        made.attrs |= {"kind": CHAIN.name, "model": model.name}
+        return made
 
     def positions(self, model: Model) -> Iterator[PyTree]:
         """All draws as positions, one by one."""

@@ -60,7 +60,10 @@ class Record:
 
     def _stamps(self) -> list[tuple[int, int, int]]:
         """What tells whether another process has added a line since, or a file was changed."""
-        found = [os.stat(path) for path in self._files if os.path.exists(path)]
+        try:
+            found = [os.stat(path) for path in self._files]
+        except FileNotFoundError:
+            return []
         return [(f.st_ino, f.st_size, f.st_mtime_ns) for f in found]
 
     def _end(self) -> tuple[int, str]:
@@ -94,7 +97,7 @@ def _last_line(path: Path) -> str | None:
         return None
     size, lines = path.stat().st_size, [b""]
     with open(path, "rb") as file:
-        for length in (1 << 12, 1 << 20):  # of a usual line, and of any
+        for length in (1 << 12, 1 << 20, size):  # of a usual line, of a long one, and of any
             file.seek(max(0, size - length))
             lines = file.read().split(b"\n")
             if len(lines) > 2 or length >= size:

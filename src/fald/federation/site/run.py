@@ -19,6 +19,7 @@ from fald.calculus.sums import Site, make_site
 from fald.core.errors import FederationError, PolicyError
 from fald.core.files import write_atomically
 from fald.core.reveals import check_preparation, shows_curvature
+from fald.core.types import float_dtype
 from fald.federation import wire
 from fald.federation.secure import shares
 from fald.federation.secure.session import Identity, Session, check_shares, split
@@ -138,9 +139,13 @@ class SiteRun:
         self._save()
 
     def begin(
-        self, sizes: list[int], hellos: dict[str, Any], pins: dict[str, str], arrays: Mapping[str, Array]
-    ) -> None:
-        """Freeze how many rows the sites have, and share keys with them."""
+        self, sizes: list[int], hellos: dict[str, Any], pins: dict[str, str], arrays: Mapping[str, Array],
+        *, pin: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Freeze how many rows the sites have, and share keys with them, which ``pin`` keeps.
+
+        It does so before the run is written down: no crash leaves one that goes on and has pinned nobody.
+        """
         if self.frozen.sizes not in ([], sizes):
             raise FederationError("the sites of a run cannot change their rows")
         if self._session is not None:
@@ -150,6 +155,7 @@ class SiteRun:
             self.about["prepared"] = self._prepared(arrays, len(sizes))
         if self.study.privacy is not None:
             self.epsilon = self._open_account().begin()
+        pin()
         self.frozen.save(self.folder)
         self._save()
 
@@ -191,9 +197,7 @@ class SiteRun:
         except PolicyError:
             fits = False
         if not fits:
-            raise FederationError(
-                "what the coordinator says of all sites' preparation does not fit the study"
-            )
+            raise FederationError("what was told of all sites' preparation does not fit the study")
         return {name: a.tolist() for name, a in given.items()}
 
     @property
@@ -307,8 +311,12 @@ class SiteRun:
         # the sums of a round of scales shape the prior, whether the site audits or not
         needed = self.site.policy.audit or (number == 2 and self._audit.scales is not None)
         # only an answer binds masks to what was shown: what came with a refused request must come again
-        if needed and number > 1 and (shown or not again):
-            self._audit.take(number - 1, self._sums(message, number - 1))
+        if number > 1 and (shown or (needed and not again)):
+            sums = self._sums(
+                message, number - 1
+            )  # others rely on this site's share, whether it audits or not
+            if needed:
+                self._audit.take(number - 1, sums)
         if self.site.policy.audit:
             request = self._audit.check(number, request)
         model = self._audit.model(number)
@@ -327,7 +335,8 @@ class SiteRun:
         if self._session is None:
             return arrays
         flat = np.concatenate([a.ravel() for a in arrays.values()])
-        return {"masked": self._masked(message, flat, digest), **_shapes(arrays)}
+        shapes = {f"shape_{name}": np.asarray(a.shape, np.int64) for name, a in arrays.items()}
+        return {"masked": self._masked(message, flat, digest), **shapes}
 
     def _sums(self, message: wire.Message, number: int) -> Answer:
         """What the round before gave, as far as the coordinator passed it on."""
@@ -357,10 +366,10 @@ class SiteRun:
         if weights.ndim != 2 or weights.shape != (sampler.num_chains, len(self.frozen.names)):
             raise FederationError("the coordinator's weights do not fit the roster")
         if self._session is not None:
-            check_shares(weights, self.frozen.sizes)
+            weights = check_shares(weights, self.frozen.sizes).astype(float_dtype())
         weight = weights[:, self._place]
         leaves = self._langevin.read(message)
-        if self._session is not None and self.site.policy.audit:
+        if self._session is not None:
             leaves = self._audited(message, number, leaves, task)
         if self.study.privacy is not None:
             releases = check_weights(self.study, self.frozen.sizes, self._place, weight)
@@ -383,6 +392,10 @@ class SiteRun:
         """The broadcast that the sum of the round before gives, after what came was compared with it."""
         assert self._langevin is not None
         passed = {n.removeprefix(PASSED): a for n, a in message.arrays.items() if n.startswith(PASSED)}
+        if not self.site.policy.audit:
+            if passed:
+                self._summed(passed, number - 1)  # others rely on this site's share
+            return leaves
         before = {a.broadcast for a in self.answers.of(number) if a.task == task.hex()}
         told = _joined_digest(message.hashes[f"leaf_{i}"] for i in range(len(leaves)))
         if number == 1:
@@ -392,14 +405,15 @@ class SiteRun:
         else:
             own = self._langevin.after(number, self._summed(passed, number - 1))
         mine, theirs = ({f"leaf_{i}": a for i, a in enumerate(each)} for each in (own, leaves))
-        if not same(mine, theirs):
+        exact = [[(a.shape, a.dtype, a.tobytes()) for a in each] for each in (own, leaves)]
+        alike = exact[0] == exact[1]
+        if not alike and not same(mine, theirs):
             raise FederationError(
                 f"the broadcast of round {number} is not the average of the uploads before: its digest is "
                 f"{digest_of(theirs)}, and that of the average {digest_of(mine)}",
                 hint="the same versions of fald and JAX are needed everywhere; or the coordinator asks for "
                 "something else",
             )
-        alike = all(np.array_equal(_bits(a), _bits(b)) for a, b in zip(own, leaves, strict=True))
         self._broadcast = told if alike else _joined_digest(map(wire.hash_of, own))
         if before - {self._broadcast}:  # with the same noise, their difference would have none
             raise FederationError(
@@ -484,11 +498,3 @@ class RowsError(FederationError):
 
 def _joined_digest(hashes: Iterable[str]) -> str:
     return wire.digest("".join(hashes).encode()).hex()
-
-
-def _bits(array: Array) -> Array:
-    return np.ascontiguousarray(array).view(np.uint8)
-
-
-def _shapes(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {f"shape_{name}": np.asarray(a.shape, np.int64) for name, a in arrays.items()}

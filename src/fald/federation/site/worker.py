@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import secrets
 import time
 import traceback
@@ -88,6 +89,7 @@ class SiteWorker:
         self._record = Record(settings.state, self.identity)
         self._openings = Openings(settings.state, self.policy)
         self._run: SiteRun | None = None
+        self._kept: tuple[list[Any], Mapping[str, Any] | None] = [], None  # a session, and by which file
         self._told: dict[str, Any] = {}
         self._noted: dict[str, Any] = {}
         about = {
@@ -194,10 +196,23 @@ class SiteWorker:
         if message.kind == "open":
             tree = message.values["study"]
         else:
-            tree = (read_json(self._folder(message.values["run"]) / "session.json") or {}).get("study", {})
+            tree = (self._session_of(message) or {}).get("study", {})
         section = tree.get("model")
         family = section.get("family") if isinstance(section, dict) else None
         return family if isinstance(family, str) else ""
+
+    def _session_of(self, message: wire.Message) -> Mapping[str, Any] | None:
+        """What is kept of the session of a run, read once while the file is the same; None: nothing."""
+        path = self._folder(message.values["run"]) / "session.json"
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            self._kept = [], None  # private keys are among it
+            return None
+        stamp = [path, found.st_ino, found.st_size, found.st_mtime_ns]
+        if self._kept[0] != stamp:
+            self._kept = stamp, read_json(path)
+        return self._kept[1]
 
     def _admit(self, family: str, theirs: str) -> None:
         """Refuse other versions than this site's, and packages that its policy does not name."""
@@ -257,12 +272,10 @@ class SiteWorker:
                 hint="begin a new run, without --resume",
             )
         self._openings.count_run(v["run"], self._told["study"])
-        data, warnings = self._opened(study, proposal)
+        with locked(self.settings.state / "opening.lock"):  # many at once would find one count
+            data, warnings = self._opened(study, proposal)
         now = now._replace(fingerprint=data.fingerprint())
-        if known is not None and known.fingerprint != now.fingerprint:
-            raise FederationError(
-                "its rows have changed since the run began", hint="begin a new run, without --resume"
-            )
+        _check_rows(known or now, data)
         (known or now._replace(secret=secrets.token_hex(32))).save(folder)
         about = {"run": v["run"], "session": v["session"], "study": v["study"]}
         run = SiteRun(self._owner, folder, about, study=study, data=data)
@@ -318,11 +331,19 @@ class SiteWorker:
             raise FederationError("the sites of a run cannot change")
         if v["sizes"][v["names"].index(self.settings.name)] != run.data.num_rows:
             raise FederationError("the roster gives this site another number of rows")
-        known = self._known_pins()
-        pins = {n: v["identities"].get(n, "") for n in v["names"]} if known is None else known
-        run.begin(v["sizes"], v["hellos"] or {}, pins if run.frozen.secure else {}, message.arrays)
-        if run.frozen.secure and known is None:  # only now: a beginning that is refused pins nobody
-            self._pin(pins)
+        with locked(self.settings.state / "pins.lock"):  # of two first runs one pins, and the other sees it
+            self._check_sites(v["names"], run.frozen.secure)  # pinned, maybe, since this run was opened
+            known = self._known_pins()
+            pins = {n: v["identities"].get(n, "") for n in v["names"]} if known is None else known
+            self._run = None  # until it has begun: what a refusal leaves half done does not count
+
+            def pin() -> None:  # once all is accepted: a beginning that is refused pins nobody
+                if run.frozen.secure and known is None:
+                    self._pin(pins)
+
+            keys = pins if run.frozen.secure else {}
+            run.begin(v["sizes"], v["hellos"] or {}, keys, message.arrays, pin=pin)
+        self._run = run
         self._told["epsilon"] = run.epsilon
         return {}, {}
 
@@ -379,7 +400,7 @@ class SiteWorker:
         """The run a message belongs to, read back from disk if this process has not opened it."""
         run_id, session = message.values["run"], message.values["session"]
         folder = self._folder(run_id)
-        about = read_json(folder / "session.json")
+        about = self._session_of(message)
         if about is None:
             raise FederationError("this site knows no such run", hint="submit it again with --resume")
         if about["session"] != session:
@@ -390,7 +411,8 @@ class SiteWorker:
             set_precision(study)
             with about_rows():
                 data = self._rows(study)
-            mine = SiteRun(self._owner, folder, about, study=study, data=data)
+            mine = SiteRun(self._owner, folder, dict(about), study=study, data=data)
+            _check_rows(mine.frozen, data)
             mine.restore()
             self._run = mine
         set_precision(mine.study)  # another study may have been looked at since
@@ -399,6 +421,14 @@ class SiteWorker:
 
     def _folder(self, run: str) -> Path:
         return self.settings.state / "runs" / run
+
+
+def _check_rows(known: Frozen, data: FederatedData) -> None:
+    """Refuse a run with other rows than it began with: two answers would show the difference."""
+    if known.fingerprint != data.fingerprint():
+        raise FederationError(
+            "its rows have changed since the run began", hint="begin a new run, without --resume"
+        )
 
 
 def _raised_here(error: BaseException) -> bool:

@@ -51,8 +51,9 @@ class Ready:
         """Give a run to the process that waits, whether it has loaded everything or not."""
         process = self.prepare(now=True)
         assert process.stdin is not None
-        process.stdin.write(f"{token}\n".encode())
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has just ended: the run fails, and no other one
+            process.stdin.write(f"{token}\n".encode())
+            process.stdin.close()
         self._running.append(process)
         self._waiting, self._began = None, time.monotonic()
 

@@ -31,6 +31,8 @@ def join(first: bytes, parts: Mapping[str, bytes]) -> bytes:
 
 def split(body: bytes, length: int) -> tuple[bytes, dict[str, bytes]]:
     """Undo ``join``; ``ValueError`` if it is none of its results."""
+    if not 0 <= length <= len(body):
+        raise ValueError("a message is cut off")
     parts, place = {}, length
     while place < len(body):
         if len(body) - place < _FRAME.size:
@@ -41,8 +43,6 @@ def split(body: bytes, length: int) -> tuple[bytes, dict[str, bytes]]:
             raise ValueError("a part of a message is cut off")
         parts[number.decode("ascii")] = body[place : place + size]
         place += size
-    if not 0 <= length <= len(body):
-        raise ValueError("a message is cut off")
     return body[:length], parts
 
 

@@ -48,7 +48,7 @@ class Around:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        path = scope.get("path")
+        path = scope["path"] if scope["type"] == "http" else None
         if path not in (*_TAKE, *_GIVE, _RUNS, _BEGIN):
             await self._app(scope, receive, send)
             return
