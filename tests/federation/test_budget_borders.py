@@ -132,8 +132,8 @@ def test_an_introduction_with_one_field_changed_is_refused(change):
 
 def test_weights_are_shares_of_rows_to_a_millionth():
     shares = np.array([0.2, 0.3, 0.5])
-    session.check_shares(np.stack([shares, shares]), [20, 30, 50])
-    session.check_shares(shares * (1 + 0.9e-6), [20, 30, 50])
+    assert session.check_shares(np.stack([shares, shares]), [20, 30, 50]).tolist() == [shares.tolist()] * 2
+    assert session.check_shares(shares * (1 + 0.9e-6), [20, 30, 50]).tolist() == shares.tolist()
     for wrong in (shares * (1 + 2e-6), shares[:2], shares[::-1], [shares, shares[::-1]], shares * np.nan):
         with pytest.raises(SecureSumError, match="shares of the rows"):
             session.check_shares(wrong, [20, 30, 50])

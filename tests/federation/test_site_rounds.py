@@ -10,6 +10,7 @@ import pytest
 
 from fald.core.errors import FederationError, PolicyError, SecureSumError
 from fald.core.reveals import Reveals
+from fald.core.types import float_dtype
 from fald.federation import wire
 from fald.federation.secure import shares
 from fald.federation.secure.fixed_point import decode, encode, total
@@ -745,7 +746,7 @@ def test_in_a_secure_sum_the_weighted_part_leaves_under_masks(tmp_path):
     found = round_of(run, number=2)
     assert set(found) == {"masked"}  # a compressed upload's length tells of its site's rows
     ((values, given),) = run._session.asked
-    weighted = 0.3 * np.array([1.0] * DIM + [2.0] * DIM + [1.0, 3.0])
+    weighted = np.asarray(0.3, float_dtype()) * np.array([1.0] * DIM + [2.0] * DIM + [1.0, 3.0])
     np.testing.assert_allclose(values, [*weighted, 1.0, 1.0, 0.0, 0.0], rtol=1e-15)
     assert (given["round"], given["saturate"]) == (2, True)
     # the weights are everybody's shares of the rows: others would single out a site

@@ -68,6 +68,18 @@ def test_a_goal_that_no_step_reaches_ends_the_search():
     assert len(asked) < 40
 
 
+def test_a_valley_between_two_walls_is_found_and_nothing_far_below_the_least_is_looked_for():
+    def between(step):
+        return math.log(step / 0.03) ** 2 if 0.02 < step < 0.05 else math.inf
+
+    assert search._least(between, 1.0, 1.0, down=2.0) == pytest.approx(0.03, rel=0.06)
+    assert not math.isfinite(between(search._least(between, 1.0, 1.0)))  # by fours it is missed
+    asked = []
+    search._least(lambda step: asked.append(step) or math.inf, 1.0, 1.0, down=2.0, low=1e-2)
+    assert 1e-2 / 2 <= min(asked) <= 1e-2
+    assert len(asked) == 8
+
+
 def test_a_plan_chooses_the_step_and_tries_every_number_of_steps():
     likes = search._likes(TWO, [1, 4], {"correlation": 0.5})
     assert [(s.local_steps, s.step_size, s.correlation) for s in likes] == [

@@ -145,6 +145,39 @@ def test_log_densities_equal_scipy(name):
     np.testing.assert_allclose(difference, logprior(one) - logprior(two), rtol=2e-4, atol=1e-5)
 
 
+def most_below_chords(model, rows):
+    """How far log prior and log likelihoods of rows lie below their chords at most, at random places."""
+    worst = -np.inf
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        a, b = (jnp.asarray(2 * rng.normal(size=model.dim)) for _ in range(2))
+        part = rng.random()
+        for function in (
+            model.flat_logprior,
+            lambda theta: jax.vmap(model.flat_loglikelihood, (None, 0))(theta, rows),
+        ):
+            chord = part * function(a) + (1 - part) * function(b)
+            below = chord - function(part * a + (1 - part) * b)
+            worst = max(worst, float(np.max(below / (1 + np.abs(chord)))))
+    return worst
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_models_that_are_declared_concave_are(name):
+    model, rows, *_ = CASES[name]
+    assert model.concave is (name not in {"linear-unknown", "mlp"})
+    with jax.enable_x64(True):
+        # the twin: of the others one is seen not to be
+        assert (most_below_chords(model, rows) < 1e-9) is model.concave
+
+
+def test_another_prior_or_likelihood_is_not_declared_concave():
+    model = models.logistic_regression(2)
+    assert not replace(model, logprior_fn=lambda p: -jnp.log1p(p["intercept"] ** 2)).concave
+    assert not replace(model, loglikelihood_fn=lambda p, row: -(p["intercept"] ** 4)).concave
+    assert replace(model, logprior_fn=models.concave(lambda p: -jnp.abs(p["intercept"]))).concave
+
+
 def test_a_likelihood_put_in_place_of_one_that_takes_rows_gets_one_example():
     model = fald.models.softmax_regression(2, 3)
 

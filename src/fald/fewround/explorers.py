@@ -70,9 +70,13 @@ class Explorer:
 
 @dataclass
 class Modes:
-    """All modes known so far, the first being that of the proposal, and the explorers still under way."""
+    """All modes known so far, the first being that of the proposal, and the explorers still under way.
+
+    Where it is known that there is a ``single`` one, nobody is sent.
+    """
 
     target: Target
+    single: bool = False
     main: Derivatives | None = None
     others: list[Derivatives] = field(default_factory=list)
     active: list[Explorer] = field(default_factory=list)
@@ -81,7 +85,7 @@ class Modes:
 
     def send(self, positions: Array) -> None:
         """Start explorers, as many as there is room for."""
-        free = max(0, _MOST - len(self.active))
+        free = 0 if self.single else max(0, _MOST - len(self.active))
         self.active += [Explorer(np.asarray(p, float)) for p in positions[:free]]
 
     def send_apart(self, positions: Array) -> None:
@@ -96,7 +100,9 @@ class Modes:
     def lead(self, best: Derivatives | None) -> None:
         """Make the highest point known the main one; the one before it may stand on another hill."""
         before, self.main = self.main, best
-        if before is None or best is None or before is best or _apart(before, best.position) < _SAME:
+        if self.single or before is None or best is None or before is best:
+            return
+        if _apart(before, best.position) < _SAME:
             return
         if before.concave() and before.newton()[1] < _ARRIVED:
             self._arrived(before)

@@ -39,7 +39,8 @@ Array = NDArray[Any]
 MAX_DIM = 1000  # parameters up to which few rounds are enough; their matrices take memory
 ACCURACIES = {"high": 0.05, "medium": 0.1}
 _NUM_CHAINS, _NUM_DRAWS = 4, 4000
-_MOST_SCOPE = {"one mode", "mode", "funnel", "tails", "explorers", "numbers"}  # where split-HMC is no help
+# where split-HMC is no help
+_MOST_SCOPE = {"concavity", "one mode", "mode", "funnel", "tails", "explorers", "numbers"}
 _HMC_ROUNDS = 24
 _MOST_LEARNED = 200  # parameters up to which split-HMC learns a posterior in minutes
 
@@ -317,6 +318,7 @@ def _tree(
         "verdict": outcome.verdict,
         "reason": outcome.reason,
         "advice": outcome.advice,
+        "proved": outcome.proved,
         "khat": float(outcome.khat),
         "effective_draws": float(outcome.ess),
         "num_proposed": len(outcome.positions),

@@ -126,9 +126,12 @@ def _modes(facts: Facts) -> Check | None:
     if count is None:
         return None
     colour: Colour = "green" if count <= 1 else "amber"
+    proof = facts.get("proved")
     said = (
-        "No further solution was found: the posterior has one mode. A narrow one that no search met would "
-        "stay unseen."
+        f"No further solution exists: {proof}."
+        if count <= 1 and proof
+        else "No further solution was found: the posterior has one mode. A narrow one that no search met "
+        "would stay unseen."
         if count <= 1
         else f"There are {count - 1} further solutions: the posterior has {count} modes, and a mean and an "
         "interval hide that."

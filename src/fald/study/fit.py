@@ -75,7 +75,7 @@ def fit(
         As ``fald.sample`` gives it. ``posterior`` has equally weighted draws, ``sample_stats`` the importance
         weight of each (``log_weight``), ``rounds`` what every round did and sent. The attributes ``verdict``,
         ``reason`` and ``advice`` say whether the accuracy was reached, why not, and what to do next;
-        ``chosen`` says why this method.
+        ``chosen`` says why this method, and ``proved`` what holds because the model is declared concave.
 
     Raises
     ------

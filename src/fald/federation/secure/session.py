@@ -310,10 +310,11 @@ class Session:
         return upload
 
 
-def check_shares(weights: ArrayLike, sizes: Sequence[int]) -> None:
-    """Refuse a weighted sum whose weights are not the sites' shares of the rows.
+def check_shares(weights: ArrayLike, sizes: Sequence[int]) -> NDArray[np.float64]:
+    """Refuse a weighted sum whose weights are not the sites' shares of the rows; the shares themselves.
 
-    A coordinator that gives one site all the weight would read its numbers off the sum.
+    A coordinator that gives one site all the weight would read its numbers off the sum. Sums are exact, so a
+    millionth more does as well, in the difference of two sums: weigh by what is returned, never by what came.
 
     Parameters
     ----------
@@ -322,14 +323,20 @@ def check_shares(weights: ArrayLike, sizes: Sequence[int]) -> None:
     sizes
         Rows of each site.
 
+    Returns
+    -------
+    array
+        (…, sites) shares, which do not depend on the weights.
+
     Raises
     ------
     SecureSumError
-        If a weight is another.
+        If a weight is another, beyond rounding.
 
     Examples
     --------
-    >>> check_shares([[0.25, 0.25, 0.5]], [10, 10, 20])
+    >>> check_shares([[0.25000001, 0.25, 0.5]], [10, 10, 20])
+    array([[0.25, 0.25, 0.5 ]])
     """
     w, shares = np.asarray(weights, float), np.asarray(sizes, float) / sum(sizes)
     if w.shape[-1:] != shares.shape or not np.all(np.abs(w - shares) <= 1e-6 * shares):
@@ -337,6 +344,7 @@ def check_shares(weights: ArrayLike, sizes: Sequence[int]) -> None:
             "the weights of the sum are not the sites' shares of the rows",
             hint="other weights can single out a site",
         )
+    return np.broadcast_to(shares, w.shape)
 
 
 def unmask_sum(uploads: Sequence[NDArray[np.uint64]]) -> NDArray[np.float64]:

@@ -19,6 +19,7 @@ from fald.calculus.sums import Site, make_site
 from fald.core.errors import FederationError, PolicyError
 from fald.core.files import write_atomically
 from fald.core.reveals import check_preparation, shows_curvature
+from fald.core.types import float_dtype
 from fald.federation import wire
 from fald.federation.secure import shares
 from fald.federation.secure.session import Identity, Session, check_shares, split
@@ -196,9 +197,7 @@ class SiteRun:
         except PolicyError:
             fits = False
         if not fits:
-            raise FederationError(
-                "what the coordinator says of all sites' preparation does not fit the study"
-            )
+            raise FederationError("what was told of all sites' preparation does not fit the study")
         return {name: a.tolist() for name, a in given.items()}
 
     @property
@@ -367,7 +366,7 @@ class SiteRun:
         if weights.ndim != 2 or weights.shape != (sampler.num_chains, len(self.frozen.names)):
             raise FederationError("the coordinator's weights do not fit the roster")
         if self._session is not None:
-            check_shares(weights, self.frozen.sizes)
+            weights = check_shares(weights, self.frozen.sizes).astype(float_dtype())
         weight = weights[:, self._place]
         leaves = self._langevin.read(message)
         if self._session is not None:

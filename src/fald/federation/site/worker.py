@@ -274,9 +274,7 @@ class SiteWorker:
                 hint="begin a new run, without --resume",
             )
         self._openings.count_run(v["run"], self._told["study"])
-        with locked(
-            self.settings.state / "opening.lock"
-        ):  # many at once would all find one count of failures
+        with locked(self.settings.state / "opening.lock"):  # many at once would find one count
             data, warnings = self._opened(study, proposal)
         now = now._replace(fingerprint=data.fingerprint())
         _check_rows(known or now, data)

@@ -38,7 +38,7 @@ def cases(quick: bool) -> list[Case]:
     few, many = (1, 2) if quick else (2, 20)  # rounds of the perceptron are short for the clock
     models = {
         "G": ("convolutional network", networks.cnn(), few),
-        "H": ("residual network", networks.resnet(width=4 if quick else 16), few),
+        "H": ("residual network", networks.resnet(width=4 if quick else 16), 1),
         "I": ("network 784-100-10", fald.models.mlp_classifier(_PIXELS, 10), many),
     }
     several, underdamped = f"fald.InProcess, {_CHAINS} chains", "fald.InProcess, momentum"

@@ -34,7 +34,7 @@ _REPEATS = {
     "images": 5,
     "chains": 5,
     "many": 7,
-    "networks": 5,
+    "networks": 3,
     "start": 3,
     "scaling": 9,
     "fit": 3,

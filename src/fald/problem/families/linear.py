@@ -14,7 +14,7 @@ from fald.core.errors import ConfigError
 from fald.core.types import float_dtype
 from fald.problem.data import FederatedData
 from fald.problem.families.base import Features, feature_names, linear_predictor, outcomes
-from fald.problem.model import Model, predicted
+from fald.problem.model import Model, concave, predicted
 
 Pair = Sequence[float]
 
@@ -131,6 +131,8 @@ def linear_regression(
         found = [_mean_and_sd(*one, rows) for one in zip(firsts[:d], products[:d])]
         return {"outcome": _mean_and_sd(sums[d], square, rows), "features": dict(zip(names, found))}
 
+    if known is not None:  # with log s as a parameter neither is: (y − η)²/s² bends both ways
+        logprior_fn, loglikelihood_fn = concave(logprior_fn), concave(loglikelihood_fn)
     said = [f"{n} Normal(0, {unit * w:.3g})" for n, w in zip(names[:12], widths)]
     said += [f"{len(names) - 12} more by the same rule"] if len(names) > 12 else []
     at = "at average features" if scales else "where features are 0"
