@@ -326,5 +326,5 @@ def test_the_sensitivity_of_weighted_draws_is_that_of_arviz():
 def test_the_first_line_names_a_cause_before_what_follows_from_it(name):
     order = KINDS[name].checks
     made = "mixing" if "mixing" in order else "accuracy"
-    wanted = ["columns", "values", made, "outcomes", "prior", "fit"]
+    wanted = ["columns", "values", made, "prior", "fit", "outcomes"]
     assert [key for key in order if key in wanted] == wanted

@@ -381,7 +381,9 @@ def _precision_of(model: Model, outcome: Outcome) -> dict[str, dict[str, float]]
         spread = values.std(axis=0)
         errors = np.full(values.shape[1], len(values) ** -0.5)
     most = _NUM_CHAINS * _NUM_DRAWS  # a summary cannot know more than the draws that are kept
+    with np.errstate(invalid="ignore"):  # a single draw with all the weight has no spread
+        mcse = errors * spread
     return {
-        label: {"mcse": float(e * s), "ess": float(min(e**-2 if e > 0 else np.inf, outcome.ess, most))}
-        for label, e, s in zip(rows, errors, spread)
+        label: {"mcse": float(m), "ess": float(min(e**-2 if e > 0 else np.inf, outcome.ess, most))}
+        for label, e, m in zip(rows, errors, mcse)
     }

@@ -218,8 +218,9 @@ def _sparse(batches: list[DrawBatch], log_mass: float) -> tuple[Array, Array]:
     elsewhere their weights know of it.
     """
     last = batches[-1]
-    sparse = last.values - last.density(last) - log_mass > np.log(_SPARSE)
-    chosen = sparse if len(batches) > _WATCHED else np.ones(len(sparse), bool)
+    with np.errstate(invalid="ignore"):  # where no draw has any weight, nothing is known of them
+        dense = last.values - last.density(last) - log_mass <= np.log(_SPARSE)
+    chosen = ~dense if len(batches) > _WATCHED else np.ones(len(dense), bool)
     return last.positions[chosen], last.values[chosen]
 
 

@@ -186,7 +186,7 @@ def _values(facts: Facts) -> Check:
 CHECKS: dict[str, Callable[[Facts], Check | None]] = {
     "columns": _columns,
     "values": _values,
-    "outcomes": _outcomes,
     "prior": _prior,
     "fit": _fit,
+    "outcomes": _outcomes,
 }

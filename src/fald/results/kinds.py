@@ -55,7 +55,7 @@ class Kind:
 
 # causes before what follows from them, so that the first line names a cause
 _OF_TABLES = ("columns", "values")
-_OF_ROWS = ("outcomes", "prior", "fit")
+_OF_ROWS = ("prior", "fit", "outcomes")
 _OF_ROUNDS = ("complete", *_OF_TABLES, "accuracy", "weights", "draws", "modes", "sites")
 _OF_CHAINS = ("complete", *_OF_TABLES, "mixing", "draws", "bias", "step", "doubling", "target", "sites")
 _BIAS = "R-hat and ESS see mixing, not bias: what local steps and the step size shift stays unseen."

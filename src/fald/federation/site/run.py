@@ -405,10 +405,8 @@ class SiteRun:
         else:
             own = self._langevin.after(number, self._summed(passed, number - 1))
         mine, theirs = ({f"leaf_{i}": a for i, a in enumerate(each)} for each in (own, leaves))
-        alike = all(
-            a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-            for a, b in zip(own, leaves, strict=True)
-        )
+        exact = [[(a.shape, a.dtype, a.tobytes()) for a in each] for each in (own, leaves)]
+        alike = exact[0] == exact[1]
         if not alike and not same(mine, theirs):
             raise FederationError(
                 f"the broadcast of round {number} is not the average of the uploads before: its digest is "
