@@ -236,6 +236,8 @@ class SiteWorker:
         before = read_json(path) or {}
         if before.get("session") == session:
             raise PolicyError(before["said"], hint=before["hint"])
+        if message.kind == "open":  # what is installed may have been mended since the last one
+            self._confined.stop()
         try:
             reply = self._confined.handle(content, family)
         except PolicyError as error:
