@@ -183,6 +183,11 @@ def far_mass(rays: Rays, found: Far, tolerance: float, names: list[str]) -> Cond
     )
 
 
+def unseen() -> Condition:
+    """That nobody looked far out, because the proposal was not fitted to draws yet."""
+    return Condition("far mass", False, "nobody has looked far out yet")
+
+
 def defined(undefined: Array, expected: Array, distance: Array, tolerance: float) -> Condition:
     """Whether the log posterior is a number wherever the draws say that it matters.
 
