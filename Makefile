@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # the commands start hundreds of Python processes: what one has compiled the next must not compile again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-all test-quick test-others lint bench mutants docs dist clean
+.PHONY: install demo test test-all test-slow test-quick test-others lint bench mutants docs dist clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fald needs Python 3.11 or newer; set PYTHON" >&2; exit 2; }
@@ -54,8 +54,11 @@ TESTS = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 test: $(VENV)/dev.stamp  ## run the tests that are not marked slow; a few minutes
 	$(TESTS) -m 'not slow' $(PYTEST)
 
-test-all: test  ## run those, and then the slow ones
+test-slow: $(VENV)/dev.stamp  ## run the slow ones alone
 	$(TESTS) -m slow $(PYTEST)
+
+test-all: test  ## run those, and then the slow ones
+	@$(MAKE) test-slow
 
 test-quick: $(VENV)/quick.stamp  ## run tests that need nothing but pytest: those that PYTEST names
 	$(TESTS) -m 'not slow' $(PYTEST)

@@ -111,7 +111,7 @@ _SCHEDULES = [
         "test_equal_functions_are_those_with_the_same_code_and_values",
         "test_functions_that_see_what_may_change_are_equal_to_themselves_alone",
     )
-]
+] + [f"langevin/test_phases.py::{name}" for name in ("test_steps_of_phases", "test_refusals")]
 
 _FRONT = [
     f"planner/test_planner.py::{name}"
@@ -173,7 +173,7 @@ TESTS: dict[str, list[str]] = {
     "fald/federation/secure/identity.py": ["federation/test_budget_borders.py", "federation/test_secure.py"],
     "fald/fewround/certify.py": ["fewround/test_certify_borders.py", "fewround/test_certify.py"],
     "fald/fewround/chains.py": ["fewround/test_chain_checks.py"],
-    "fald/fewround/learned.py": ["fewround/test_learned.py"],
+    "fald/fewround/learned.py": ["fewround/test_learned.py", "fewround/test_learned_parts.py"],
     "fald/fewround/rays.py": ["fewround/test_rays.py"],
     "fald/fewround/rounding.py": ["fewround/test_rounding.py"],
     "fald/fewround/weights.py": ["fewround/test_weights.py"],

@@ -15,7 +15,7 @@ from test_secure import TASK, Sites, numbers
 
 from fald.core.errors import ConfigError, PolicyError, PrivacyError, SecureSumError, StorageError
 from fald.federation.secure import session
-from fald.federation.secure.fixed_point import LIMIT, MOST_TERMS, decode, encode
+from fald.federation.secure.fixed_point import LIMIT, MOST_TERMS, decode, encode, fixed_point_sum
 from fald.federation.secure.identity import Identity, check_public, check_signature
 from fald.federation.secure.session import split
 from fald.federation.site.ledger import Charge, SiteLedger
@@ -132,8 +132,8 @@ def test_an_introduction_with_one_field_changed_is_refused(change):
 
 def test_weights_are_shares_of_rows_to_a_millionth():
     shares = np.array([0.2, 0.3, 0.5])
-    session.check_shares(np.stack([shares, shares]), [20, 30, 50])
-    session.check_shares(shares * (1 + 0.9e-6), [20, 30, 50])
+    assert session.check_shares(np.stack([shares, shares]), [20, 30, 50]).tolist() == [shares.tolist()] * 2
+    assert session.check_shares(shares * (1 + 0.9e-6), [20, 30, 50]).tolist() == shares.tolist()
     for wrong in (shares * (1 + 2e-6), shares[:2], shares[::-1], [shares, shares[::-1]], shares * np.nan):
         with pytest.raises(SecureSumError, match="shares of the rows"):
             session.check_shares(wrong, [20, 30, 50])
@@ -154,6 +154,13 @@ def test_numbers_of_uploads_are_bounded(monkeypatch):
         session.unmask_sum(uploads)
     assert (LIMIT, MOST_TERMS) == (2.0**47, 255)  # so that sums of honest terms leave 16 bits for marks
     assert decode(encode([0.0, -0.0, 2.0**-56, -(2.0**-56)])).tolist() == [0.0, 0.0, 2.0**-56, -(2.0**-56)]
+
+
+def test_between_one_and_255_arrays_are_summed():
+    assert [fixed_point_sum([[0.5]] * n).tolist() for n in (1, 2, 255)] == [[0.5], [1.0], [127.5]]
+    for terms in ([], [[0.5]] * 256):
+        with pytest.raises(ValueError, match=f"between 1 and 255 arrays can be summed; got {len(terms)}"):
+            fixed_point_sum(terms)
 
 
 def test_mistakes_in_a_policy_show_a_value_and_never_a_whole_section():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -99,6 +100,23 @@ def test_what_is_no_registered_entry_point_is_never_imported(name, package, monk
         make_study(study(name), "a test")
     assert "without a model" in versions(name)
     assert set(sys.modules) == before
+
+
+def test_a_package_that_is_installed_anew_is_seen_by_processes_that_run(tmp_path, monkeypatch):
+    """A SuperNode outlives many versions of a model."""
+    monkeypatch.syspath_prepend(tmp_path)
+    FAMILIES.refresh()
+    assert versions("later:model").endswith("without a model later:model")
+    for version in ("1.0", "2.0"):
+        for old in tmp_path.glob("*.dist-info"):
+            shutil.rmtree(old)
+        about = tmp_path / f"later-{version}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: later\nVersion: {version}\n")
+        (about / "entry_points.txt").write_text("[fald.models]\nmodel = later:model\n")
+        importlib.invalidate_caches()
+        assert versions("later:model").endswith(f"with later {version}")
+    FAMILIES.refresh()
 
 
 def test_registered_models_are_named_by_their_package(package):

@@ -311,6 +311,11 @@ def test_the_doctor_names_what_will_fail(trial, rows, idle):
     assert [f for f in doctor.examine(north) if f.level == "bad" and f"others may read {key}" in f.said]
     rows.unlink()
     assert [f for f in doctor.examine(north) if f.about == "table" and f.mend]
+    shown = CliRunner().invoke(app, ["federation", "doctor", str(trial)]).stdout.splitlines()
+    (port,) = [f for f in doctor.examine(trial) if f.about == "port"]
+    place = next(i for i, line in enumerate(shown) if line.startswith("WRONG"))
+    assert shown[place].endswith(f"  {port.said}")
+    assert shown[place + 1].strip() == f"-> {port.mend}"
     done = CliRunner().invoke(app, ["federation", "doctor", str(trial), "--json"])
     assert done.exit_code == 7
     assert {"level", "about", "said", "mend"} == set(json.loads(done.stdout)[0])

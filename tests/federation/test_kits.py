@@ -477,3 +477,41 @@ def test_a_server_that_does_not_answer_for_a_while_ends_no_run(tmp_path, monkeyp
     with pytest.raises(FederationError, match="no server answers") as caught:
         go()
     assert "--resume" in caught.value.hint
+
+
+class Jobs:
+    """A session at a server that counts one job as running for a few looks."""
+
+    def __init__(self, looks):
+        self.looks, self.aborted = looks, []
+
+    def unfinished(self):
+        return ["before"]
+
+    def state(self, job_id):
+        self.looks -= 1
+        return "running" if self.looks >= 0 else "failed"
+
+    def abort(self, job_id, patience):
+        self.aborted.append(job_id)
+
+
+def test_a_run_that_has_its_outcome_keeps_nobody_from_the_next(tmp_path, monkeypatch):
+    """'fald run' ends with the outcome, and the engine's processes a little later."""
+    monkeypatch.setattr(jobs.time, "sleep", lambda seconds: None)
+    before, out = tmp_path / "before", str(tmp_path / "next")
+    before.mkdir()
+    folder.remember_submitted(tmp_path, "before", str(before))
+    present = SimpleNamespace(jobs=("before",))
+    with pytest.raises(FederationError, match=rf"another run is going on, into {before}"):
+        jobs._make_way(tmp_path, Jobs(3), present, out)
+    write_outcome(before, {"status": "failed", "exit_code": 7})
+    session = Jobs(3)
+    jobs._make_way(tmp_path, session, present, out)
+    assert (session.looks, session.aborted) == (-1, [])
+    monkeypatch.setattr(jobs, "_ENDING", 0.0)  # one that does not end is still there
+    with pytest.raises(FederationError, match="another run is going on"):
+        jobs._make_way(tmp_path, Jobs(3), present, out)
+    session = Jobs(3)
+    jobs._make_way(tmp_path, session, present, str(before))
+    assert session.aborted == ["before"]

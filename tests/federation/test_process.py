@@ -1,6 +1,7 @@
 """The process in which models of other packages run, by a stand-in that starts in no time: limits, ends."""
 
 import json
+import mmap
 import os
 import resource
 import runpy
@@ -36,6 +37,10 @@ while True:
         os._exit(1)
     if content == b"wait":
         time.sleep(60)
+    if content == b"cut":
+        os.ftruncate(letters, 0)
+    if content == b"long":
+        content = b"x" * 101
     if content == b"who":
         who = {"pid": os.getpid(), "session": os.getsid(0), "stdin": sys.stdin.read(), "about": about}
         content = json.dumps({**who, "safe": sys.flags.safe_path}).encode()
@@ -156,8 +161,19 @@ def test_answers_have_a_largest_size(made, monkeypatch):
     monkeypatch.setattr(confined, "MOST_BYTES", 100)
     process = made()
     assert process.handle(b"x" * 100, "m") == b"x" * 100
+    for content in (b"long", b"x" * 101):
+        with pytest.raises(PolicyError, match="has ended"):
+            process.handle(content, "m")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files that cannot be cut off")
+def test_nobody_takes_the_memory_away_that_both_use(made):
+    """Who reads where a file has been cut off is ended by the system: that would be the site."""
+    process = made()
     with pytest.raises(PolicyError, match="has ended"):
-        process.handle(b"x" * 101, "m")
+        process.handle(b"cut", "m")
+    assert "PermissionError" in process._log.read_text()
+    assert process.handle(b"hello", "m") == b"hello"
 
 
 # -- inside ------------------------------------------------------------------------------------------------
@@ -208,16 +224,17 @@ def test_the_process_limits_itself_before_it_reads_a_message(tmp_path, monkeypat
             answers.append(confined._take(mine, letters))
         mine.close()
 
-    speaker, letters = threading.Thread(target=speak, daemon=True), confined._open_letters()
+    speaker, shared = threading.Thread(target=speak, daemon=True), confined._open_letters()
+    letters = mmap.mmap(shared, confined.MOST_BYTES)
     speaker.start()
     try:
-        confined.main(str(os.dup(theirs.fileno())), letters)
+        confined.main(str(os.dup(theirs.fileno())), shared)
         theirs.close()
         found = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
     finally:
         jax.config.update("jax_compilation_cache_dir", before[0])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
-        os.close(letters)
+        os.close(shared)
     speaker.join()
     assert found == ((str(tmp_path / "mine"), 9.0) if cached else (str(tmp_path / "compiled"), 0.0))
     assert answers == [b"ready", b"eno", b"owt"]

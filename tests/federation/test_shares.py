@@ -115,6 +115,14 @@ def test_a_sum_of_other_columns_than_the_uploads_have_is_refused():
         assert "does not have its hash" in refusal(told, sent, place)
 
 
+def test_uploads_of_two_sites_that_were_exchanged_are_refused_by_both():
+    sent, _ = uploads(3)
+    changed = [sent[1], sent[0], *sent[2:]]
+    for place in (0, 1):
+        assert "upload of round 7 is not its own" in refusal(shown(changed, place), sent, place)
+    assert refusal(shown(changed, 2), sent, 2) == ""  # the sum is right, and so is its own upload
+
+
 def test_masks_that_do_not_cancel_and_sums_of_no_terms_are_refused():
     sent, _ = uploads(3)
     odd = [*sent[:3], add(sent[3], encode([0.0, 0.0, 1.0]))]

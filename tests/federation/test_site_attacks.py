@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hostile import FEW_ROUND, PRIVATE, START, STUDY, Coordinator, kinds, said, summed
+from hostile import FEW_ROUND, PRIVATE, SHARES, START, STUDY, Coordinator, kinds, said, summed
 
 from fald.core.errors import SecureSumError
 from fald.federation.site.run import SiteRun
@@ -59,6 +59,18 @@ def test_weights_that_single_out_a_site_are_refused(coordinator, weights):
     coordinator.begin(coordinator.open())
     for reply in coordinator.round(weights).values():
         assert "not finite" in said(reply) if np.isnan(weights).any() else "shares of the rows" in said(reply)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_a_weight_a_millionth_off_shows_no_upload(coordinator, dtype):
+    """Sums are exact: of two, the difference over that of the weights would be one site's upload."""
+    lie, found = SHARES.astype(dtype) * (1 + np.array([9e-7, 0, 0], dtype)), []
+    for run, weights in ("0", SHARES), ("2", lie):
+        coordinator.ids["run"] = run * 16
+        coordinator.begin(coordinator.open())
+        found.append(summed(coordinator.round(weights=weights)))
+    assert np.abs(found[0]).max() > 0
+    assert np.array_equal(*found)
 
 
 def test_weights_from_sizes_that_differ_between_sites_give_noise(coordinator):

@@ -10,6 +10,7 @@ import pytest
 
 from fald.core.errors import FederationError, PolicyError, SecureSumError
 from fald.core.reveals import Reveals
+from fald.core.types import float_dtype
 from fald.federation import wire
 from fald.federation.secure import shares
 from fald.federation.secure.fixed_point import decode, encode, total
@@ -613,12 +614,13 @@ def test_answers_under_masks_leave_with_their_shapes_alone(tmp_path, rows):
     ((values, given),) = run._session.asked
     assert values.tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     agreed = wire.digest(json.dumps(["study", NAMES, SIZES]).encode())
-    assert given == {"round": 1, "attempt": 4, "digest": wire.digest(b"digest" + agreed), "saturate": True}
+    bound = wire.digest(b"digest" + agreed + b"\0")  # and no audit
+    assert given == {"round": 1, "attempt": 4, "digest": bound, "saturate": True}
     assert run._masks == given["digest"].hex()
     assert run.left == {"value": 2, "hessian": 4}
     run._shown = "what was shown"
     run._ask(message("ask", ASKED, round=1, attempt=5), b"digest", b"t", False)
-    assert run._session.asked[-1][1]["digest"] == wire.digest(b"digest" + agreed + b"what was shown")
+    assert run._session.asked[-1][1]["digest"] == wire.digest(b"digest" + agreed + b"what was shown" + b"\0")
 
 
 # -- sums that are passed on ---------------------------------------------------------------------------------
@@ -745,7 +747,7 @@ def test_in_a_secure_sum_the_weighted_part_leaves_under_masks(tmp_path):
     found = round_of(run, number=2)
     assert set(found) == {"masked"}  # a compressed upload's length tells of its site's rows
     ((values, given),) = run._session.asked
-    weighted = 0.3 * np.array([1.0] * DIM + [2.0] * DIM + [1.0, 3.0])
+    weighted = np.asarray(0.3, float_dtype()) * np.array([1.0] * DIM + [2.0] * DIM + [1.0, 3.0])
     np.testing.assert_allclose(values, [*weighted, 1.0, 1.0, 0.0, 0.0], rtol=1e-15)
     assert (given["round"], given["saturate"]) == (2, True)
     # the weights are everybody's shares of the rows: others would single out a site

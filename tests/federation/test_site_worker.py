@@ -593,6 +593,12 @@ def test_keys_seen_first_are_kept_once_all_have_signed(tmp_path, monkeypatch):
     site.replied("begin", {**values, "identities": {"b": "other"}})
     assert run.calls[-1][3] == first
     assert json.loads(pins.read_text()) == first
+    # nor any where the site has a file of its own, which is not copied
+    (tmp_path / "own.json").write_text(json.dumps(first))
+    own = Site(tmp_path / "own", sites=(), pins=tmp_path / "own.json")
+    own.replied("open", {**OPEN, "secure": True, "names": names})
+    own.replied("begin", {**values, **told})
+    assert not (own.state / "pins.json").exists()
 
 
 # -- models of other packages -------------------------------------------------------------------------------
@@ -641,10 +647,10 @@ def test_a_process_of_its_own_answers_for_such_a_model(outside):
     assert outside.replied("ask", {**IDS, "round": 1, "attempt": 1}).values == {"by": "process"}
     process = outside.worker._confined
     assert process.asked == [("open", "package:model"), ("ask", "package:model")]
-    assert process.stopped == 0
+    assert process.stopped == 1  # an opening begins another, which imports what is installed now
     assert not (outside.state / RECORD).exists()  # the process writes its own lines
     outside.replied("end", IDS)
-    assert process.stopped == 1
+    assert process.stopped == 2
 
 
 def test_such_a_model_must_be_named_and_have_the_same_version(outside):

@@ -220,3 +220,26 @@ def test_a_digest_is_that_of_the_bytes():
 def test_shapes_that_no_array_has_are_no_message(shape):
     refused(written({"kind": "ask", "values": {}, "arrays": [["x", "uint8", shape]]}, b"\x00"))
     refused(written({"kind": "ask", "values": {}, "arrays": [["x", "uint8", shape]]}, b""))
+
+
+@pytest.mark.parametrize("more", range(9))
+def test_arrays_begin_where_numbers_of_eight_bytes_may(more):
+    content = wire.pack("k" * more, {}, {"x": np.arange(3.0)})
+    (length,) = struct.unpack("<I", content[5:9])
+    assert (9 + length) % 8 == 0
+    assert content[9 : 9 + length].rstrip(b" ").endswith(b"}")
+    assert len(content) == 9 + length + 24
+
+
+def test_a_digest_of_a_task_leaves_out_what_one_site_is_shown_alone():
+    def digest(kind="ask", values=None, **arrays):
+        content = wire.pack(kind, values, {"x": np.arange(4.0), wire.SHARE: np.arange(2.0), **arrays})
+        return wire.digest(content, wire.unpack(content))
+
+    assert digest(**{wire.SHARE: np.array([5.0, 7.0])}) == digest()
+    others = [
+        digest(x=np.array([0.0, 1, 2, 4])), digest(x=np.arange(4)), digest(x=np.arange(4.0)[None]),
+        digest(values={"round": 1}), digest("asj"), digest(y=np.zeros(0)),
+        digest(**{wire.SHARE: np.zeros(3)}), digest(**{f"{wire.PASSED}sum": np.zeros(2)}),
+    ]  # fmt: skip
+    assert len({digest(), *others}) == len(others) + 1

@@ -50,7 +50,7 @@ def search():
     return SimpleNamespace(
         batches=[batch(2, 0.1, 2.0, rng), batch(3, -0.1, 1.5, rng)], report=None, tolerance=0.07,
         names=["a", "b"], best=object(), highest=1.5, climbers=SimpleNamespace(waiting=4),
-        modes=SimpleNamespace(relevant=lambda: [1, 2, 3], active=[1, 2]),
+        modes=SimpleNamespace(relevant=lambda: [1, 2, 3], active=[1, 2]), concave=False,
     )  # fmt: skip
 
 
@@ -80,6 +80,18 @@ def test_every_condition_is_asked_about_what_its_name_says(asked, search):
         "mode": (search.best, 0.25), "funnel": (search.best, 1.5), "one mode": (3,), "explorers": (6,),
         "rounds": (2,),
     }  # fmt: skip
+
+
+def test_of_tails_that_fall_by_proof_only_the_top_is_asked_for(asked, monkeypatch, search):
+    seen = []
+    monkeypatch.setattr(
+        certify, "falls", lambda best: seen.append(best) or certify.Condition("tails", True, "")
+    )
+    state, base = weigh(search), proposal.gaussian(np.zeros(2), np.eye(2))
+    checks = importance._conditions(search, state, base, None, undefined=np.zeros(COUNT + 6, bool), gain=0.0)
+    assert seen == [search.best]
+    assert "tails" not in asked
+    assert {check.name for check in checks} == set(CONDITIONS.values()) - {"far mass"}
 
 
 def test_the_newest_draws_certify_and_all_of_them_are_compared_with_it(search):

@@ -322,11 +322,32 @@ def test_the_mean_gradient_may_be_off_by_its_standard_error(sign, place):
     assert not certify.scores(both + np.array([place, -3 * place]), 1.5 * slopes, 0.1, ["a", "b"]).holds
 
 
+def test_chains_that_are_copies_count_as_many_in_means_of_gradients():
+    z = exact_draws()
+    draws = np.concatenate([z, z[:100]])  # of the lowest two each
+    slopes = -(draws - draws.mean()) / draws.var(ddof=1)
+    assert certify.scores(draws, slopes, 1.0, ["a"]).holds
+    other = np.concatenate([z, z[-100:]])  # the twin: of the highest
+    assert not certify.scores(other, np.concatenate([slopes[:400], slopes[300:400]]), 1.0, ["a"]).holds
+
+
 def test_gradients_without_errors_are_judged_without_warnings():
     z = exact_draws()
     with np.errstate(all="raise"):
         assert not certify.scores(z, np.ones_like(z), 1.0, ["a"]).holds
         assert not certify.scores(z, np.full_like(z, np.nan), 1.0, ["a"]).holds
+
+
+def test_equal_values_share_the_middle_of_their_ranks():
+    assert certify._ranks(np.array([2.0, 7.0, 2.0, -1.0, 2.0, 7.0])).tolist() == [
+        3.0,
+        5.5,
+        3.0,
+        1.0,
+        3.0,
+        5.5,
+    ]
+    assert np.isnan(certify._ranks(np.array([1.0, np.nan, 2.0]))).all()
 
 
 def test_no_more_than_all_of_the_posterior_is_said_to_be_missing():

@@ -1,5 +1,7 @@
 """The parts of the few-round methods, each against something known."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,11 +10,11 @@ from scipy import stats
 import fald
 from fald.calculus.sums import gradients, hessians, log_likelihoods, make_site
 from fald.core.errors import DataError
-from fald.fewround import certify, exchange, explorers, proposal, site, weights
+from fald.fewround import certify, exchange, explorers, importance, proposal, site, weights
 from fald.fewround.climbers import Climbers, _round_hills
 from fald.fewround.mixture import fit_mixture
 from fald.fewround.proposal import Proposal
-from fald.fewround.search import Search
+from fald.fewround.search import DrawBatch, Search
 from fald.fewround.sobol import scrambled
 from fald.fewround.target import Derivatives, Target
 from helpers import federation, linear_model
@@ -278,7 +280,10 @@ def test_a_proposal_that_is_lost_begins_again_at_the_highest_point_known(below, 
     from fald.fewround.adapt import adapt
     from fald.fewround.search import DrawBatch, State
 
-    search = Search.make(fald.models.logistic_regression(1), seed=0, tolerance=0.05)
+    model = replace(
+        fald.models.logistic_regression(1), logprior_fn=lambda p: 0.0 * p["intercept"]
+    )  # undeclared
+    search = Search.make(model, seed=0, tolerance=0.05)
     search.improve([Derivatives(np.array([1.0, 2.0]), -3.0, np.zeros(2), -np.diag([1.0, 4.0]))])
     astray = proposal.gaussian(np.array([1e6, 0.0]), np.eye(2))
     x = proposal.draw(astray, 256, 0)
@@ -390,6 +395,33 @@ def test_climbers_see_thin_ridges_in_several_directions():
     assert seen.min() > 0.99
     assert count <= 16
     assert thin_directions(0.0)[0].max() == 0.0
+
+
+def test_others_climb_later_only_from_where_draws_are_sparse():
+    draws = np.linspace(-3, 3, 8)[:, None]
+    log_density = np.zeros(8)
+    values = np.where(np.arange(8) == 5, np.log(25.0), np.log(15.0)) + 2.0
+    batch = DrawBatch(1, proposal.gaussian(np.zeros(1), np.eye(1)), 8, draws, values, {1: log_density})
+    for count in (1, 2):
+        assert [len(part) for part in importance._sparse([batch] * count, 2.0)] == [8, 8]
+    places, level = importance._sparse([batch] * 3, 2.0)
+    assert (places.tolist(), level.tolist()) == ([draws[5].tolist()], [values[5]])
+    climbers = Climbers(proposal.gaussian(np.zeros(1), np.eye(1)), np.random.default_rng(0))
+    climbers.rest()
+    climbers.watch(places[:0], level[:0])
+    assert len(climbers.positions) == 0
+    climbers.watch(places, level)
+    np.testing.assert_allclose(climbers.positions, places)
+
+
+def test_nobody_is_sent_apart_twice_to_one_place():
+    modes = explorers.Modes(Target(linear_model(2)))
+    modes.main = Derivatives(np.zeros(2), 0.0, np.zeros(2), -np.eye(2))
+    modes.send_apart(np.array([[0.5, 0.0], [6.0, 0.0], [6.5, 0.0], [0.0, 6.0]]))
+    assert [e.position.tolist() for e in modes.active] == [[6.0, 0.0], [0.0, 6.0]]
+    modes.active = []
+    modes.send_apart(np.array([[6.0, 0.9], [6.0, 1.1]]))
+    assert [e.position.tolist() for e in modes.active] == [[6.0, 1.1]]
 
 
 def test_climbers_leave_places_without_density():

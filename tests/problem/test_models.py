@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 import fald
 from fald import models
 from fald.calculus.gradients import client_rows, energy_fn
+from fald.calculus.sums import prior_derivatives, prior_gradients, prior_values
 from fald.core.errors import ConfigError, DataError
 from fald.fewround.exchange import InProcessExchange
 
@@ -143,6 +144,51 @@ def test_log_densities_equal_scipy(name):
     np.testing.assert_allclose(at_once, found, rtol=2e-4, atol=2e-5)
     difference = model.logprior_fn(one) - model.logprior_fn(two)
     np.testing.assert_allclose(difference, logprior(one) - logprior(two), rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*CASES, "linear-scaled"])
+def test_priors_in_numpy_are_those_that_are_compiled(name):
+    scales = {"outcome": (30.0, 4.0), "features": {"x0": (5.0, 2.0), "x1": (-1.0, 0.5), "x2": (0.0, 3.0)}}
+    model = models.linear_regression(3, scales=scales) if name == "linear-scaled" else CASES[name].model
+    own = replace(model, logprior_fn=lambda p: model.logprior_fn(p))
+    assert not hasattr(own.logprior_fn, "derivatives_fn")
+    positions = 3 * np.random.default_rng(2).normal(size=(5, model.dim))
+    for look in (prior_derivatives, prior_gradients, lambda *given: [prior_values(*given)]):
+        for found, wanted in zip(look(model, positions), look(own, positions), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def most_below_chords(model, rows):
+    """How far log prior and log likelihoods of rows lie below their chords at most, at random places."""
+    worst = -np.inf
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        a, b = (jnp.asarray(2 * rng.normal(size=model.dim)) for _ in range(2))
+        part = rng.random()
+        for function in (
+            model.flat_logprior,
+            lambda theta: jax.vmap(model.flat_loglikelihood, (None, 0))(theta, rows),
+        ):
+            chord = part * function(a) + (1 - part) * function(b)
+            below = chord - function(part * a + (1 - part) * b)
+            worst = max(worst, float(np.max(below / (1 + np.abs(chord)))))
+    return worst
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_models_that_are_declared_concave_are(name):
+    model, rows, *_ = CASES[name]
+    assert model.concave is (name not in {"linear-unknown", "mlp"})
+    with jax.enable_x64(True):
+        # the twin: of the others one is seen not to be
+        assert (most_below_chords(model, rows) < 1e-9) is model.concave
+
+
+def test_another_prior_or_likelihood_is_not_declared_concave():
+    model = models.logistic_regression(2)
+    assert not replace(model, logprior_fn=lambda p: -jnp.log1p(p["intercept"] ** 2)).concave
+    assert not replace(model, loglikelihood_fn=lambda p, row: -(p["intercept"] ** 4)).concave
+    assert replace(model, logprior_fn=models.concave(lambda p: -jnp.abs(p["intercept"]))).concave
 
 
 def test_a_likelihood_put_in_place_of_one_that_takes_rows_gets_one_example():

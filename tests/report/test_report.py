@@ -332,7 +332,7 @@ def test_a_model_that_fits_passes_and_one_that_does_not_fails():
     assert "scatter" in scattered["sentence"]
     apart = fit_of(rates(rng, factor=2.5))
     assert apart["colour"] == "red"
-    assert "(c least)" in apart["sentence"]
+    assert "(worst at c)" in apart["sentence"]
 
 
 def test_every_light_can_be_green_and_red():

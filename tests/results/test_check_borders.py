@@ -58,6 +58,9 @@ def test_the_worst_parameter_is_named():
     assert "say little about b" in check.sentence
     one = [SENSITIVE, {"parameter": "b", "prior": 0.06, "likelihood": 1.0}]
     assert "about b: the prior" in found({**CHAIN, "prior": one}, "Prior and rows").sentence
+    for value, expected in ((0.05, "green"), (0.0501, "amber"), (0.3, "amber"), (0.301, "red")):
+        both = [{"parameter": "a", "prior": value, "likelihood": value}]
+        assert colour({**CHAIN, "prior": both}, "Prior and rows") == expected
 
 
 @pytest.mark.parametrize("name", ["Mixing (R-hat)", "Effective draws (ESS)"])
@@ -206,6 +209,8 @@ def test_sites_are_counted_and_named():
     assert colour({**CHAIN, "sites": [SITE, {**others[0], "seldom": True}]}, "Sites") == "red"
     check = found({**CHAIN, "sites": [SITE, {**SITE, "client": "s", "seldom": True}]}, "Sites")
     assert "Site s took part far less often" in check.sentence
+    once = {**SITE, "client": "s", "seldom": True, "took_part": 1}
+    assert "Site s took part far less often" in found({**CHAIN, "sites": [SITE, once]}, "Sites").sentence
     late = {"dropouts": [{"round": 3, "silent": ["b", "a"]}, {"round": 4, "silent": ["a"]}]}
     assert "Sites a, b did not answer" in found({**CHAIN, "federation": late}, "Sites").sentence
     assert colour({**CHAIN, "federation": {"dropouts": []}}, "Sites") == "green"
@@ -235,7 +240,8 @@ def test_of_three_checks_of_the_fit_the_farthest_that_fails_is_told():
     near, far = {"p_value": 0.001, "distance": -2.0}, {"p_value": 0.01, "distance": 6.0}
     assert "the scatter of outcomes: 6 standard" in fit(site_means=near, squared_error=far).sentence
     assert (
-        "sites' mean outcomes (north least): 6 standard" in fit(site_means=far, squared_error=near).sentence
+        "sites' mean outcomes (worst at north): 6 standard"
+        in fit(site_means=far, squared_error=near).sentence
     )
     # one that is far off but not improbable does not count
     wide = {"p_value": 0.5, "distance": 50.0}
@@ -246,8 +252,8 @@ def test_of_three_checks_of_the_fit_the_farthest_that_fails_is_told():
     assert fit(site_means={"p_value": 0.5, "distance": 0.0}).shown == "p 1"
     assert fit(site_means={"p_value": 0.02, "distance": 0.0}).shown == "p 0.06"
     pair = [{**OUTCOME, "distance": 0.5}, {**OUTCOME, "client": "south", "distance": -0.9}]
-    assert "(south least)" in fit(site_means=far, sites=pair).sentence
-    assert "(north least)" in fit(site_means=far, sites=[*pair[:1], {**pair[1], "seen": None}]).sentence
+    assert "(worst at south)" in fit(site_means=far, sites=pair).sentence
+    assert "(worst at north)" in fit(site_means=far, sites=[*pair[:1], {**pair[1], "seen": None}]).sentence
 
 
 def test_sites_outside_are_counted_and_the_worst_told_first():

@@ -146,6 +146,9 @@ def test_verdict_modes_and_target():
     found = judgement(made_checks(facts))
     assert found["first"] == "Do not use: The accuracy asked for was not reached: uneven weights."
     assert found["reasons"][0].endswith("What to do: allow more rounds.")
+    for others, more in (("; few draws", "1 more condition"), ("; few draws; no mode", "2 more conditions")):
+        several = of_run(FITTED, verdict="not reached", reason=f"uneven weights{others}", advice="")
+        assert judgement(made_checks(several))["first"].endswith(f": uneven weights ({more} failed).")
     for other in ("", "stopped"):  # whatever is not reached
         assert colour(of_run(FITTED, verdict=other, reason="", advice=""), "Accuracy") == "red"
     assert colour({**FITTED, "modes": 2}, "Further solutions") == "amber"
@@ -317,3 +320,11 @@ def test_the_sensitivity_of_weighted_draws_is_that_of_arviz():
     pair = [np.exp(s * draws) / np.sum(np.exp(s * draws)) for s in (-0.05, 0.08)]
     expected = stats.power_scale_sense(draws[None], *[w[None] for w in pair], 0.99, 1.01)
     np.testing.assert_allclose(_sensitivity(draws, pair), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["few-round", "chain", "private chain"])
+def test_the_first_line_names_a_cause_before_what_follows_from_it(name):
+    order = KINDS[name].checks
+    made = "mixing" if "mixing" in order else "accuracy"
+    wanted = ["columns", "values", made, "prior", "fit", "outcomes"]
+    assert [key for key in order if key in wanted] == wanted

@@ -141,6 +141,8 @@ def diagnose(
         print(text(found))
         if found.kind.certified:
             print(f"\nWhy this method: {run['chosen']}")
+            if run["proved"]:
+                print(f"\nProved: {run['proved']}")
             print(f"\nRounds (bytes per site)\n{rounds_text(run)}")
             revealed = "\n".join(f"  {line}" for line in run["reveals"])
             print(f"\nWhat left a site, summed over all sites\n{revealed}")

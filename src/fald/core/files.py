@@ -23,6 +23,8 @@ try:
 except ImportError:  # a system without file locks: nobody is kept out
     fcntl = None
 
+_flush = getattr(os, "fdatasync", os.fsync)  # content and length; macOS has no such call
+
 
 def write_atomically(path: Path, content: bytes | memoryview, mode: int = 0o666) -> None:
     """Replace a file by new content so that a reader sees the old or the new one, never a part.
@@ -41,11 +43,12 @@ def write_atomically(path: Path, content: bytes | memoryview, mode: int = 0o666)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        raise storage_error(path, error) from error
-    finally:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError):
+            raise storage_error(path, error) from error
+        raise
 
 
 def overwrite(path: Path, *parts: bytes) -> None:
@@ -63,7 +66,7 @@ def overwrite(path: Path, *parts: bytes) -> None:
             if os.writev(file, parts) != size:
                 raise StorageError(f"cannot write {path}: the disk is full", hint="free space")
             os.ftruncate(file, size)
-            os.fsync(file)
+            _flush(file)
         finally:
             os.close(file)
     except OSError as error:
@@ -87,7 +90,7 @@ def append_line(path: Path, line: bytes) -> None:
                 os.ftruncate(file, whole.rfind(b"\n") + 1)
             if os.write(file, line) != len(line):
                 raise StorageError(f"cannot write {path}: the disk is full", hint="free space")
-            os.fsync(file)
+            _flush(file)
         finally:
             os.close(file)
     except OSError as error:

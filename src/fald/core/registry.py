@@ -88,6 +88,10 @@ class Registry(Mapping[str, Any]):
         """Names of the package's own."""
         return tuple(self._own)
 
+    def refresh(self) -> None:
+        """Look again at what is installed, which may have changed since a process began that waits long."""
+        self.__dict__.pop("_found", None)
+
     def origin(self, name: str) -> tuple[str, str] | None:
         """Distribution and version that a name comes from; None: the package itself, or nothing."""
         if name in self._own or name not in self._found:

@@ -16,7 +16,6 @@ from fald.federation.engines import ENGINES, Finding
 from fald.federation.folder import KIT, SETTINGS, kit_engine, read_settings
 from fald.federation.secure.identity import Identity, key_fingerprint
 from fald.federation.site.settings import read_site
-from fald.results.text import align
 
 _SIGNS = {"ok": "ok", "warn": "look", "bad": "WRONG"}
 _LITTLE, _TOO_LITTLE = 2e9, 1e8  # bytes of free disk
@@ -47,8 +46,13 @@ def examine(folder: Path) -> list[Finding]:
 
 def text(found: list[Finding]) -> str:
     """The same for a terminal."""
-    rows = [[_SIGNS[f.level], f.about, f.said + (f" -> {f.mend}" if f.mend else "")] for f in found]
-    return align(["", "", ""], rows)
+    signs, subjects = max(map(len, _SIGNS.values())), max((len(f.about) for f in found), default=0)
+    lines = []
+    for f in found:
+        lines.append(f"{_SIGNS[f.level]:{signs}}  {f.about:{subjects}}  {f.said}")
+        if f.mend:
+            lines.append(f"{'':{signs}}  {'':{subjects}}  -> {f.mend}")
+    return "\n".join(lines)
 
 
 def _attempted(about: str, look: Callable[[], list[Finding]]) -> list[Finding]:

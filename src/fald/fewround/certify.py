@@ -164,6 +164,11 @@ def tails(values: Array, directions: Array, centre_value: float, sd: Array, *, n
     )
 
 
+def falls(best: Derivatives | None) -> Condition:
+    """Whether the tails of a concave log posterior are light by proof, because it has a strict top."""
+    return Condition("tails", arrived(best), "no top is known from which the posterior falls on all sides")
+
+
 def far_mass(rays: Rays, found: Far, tolerance: float, names: list[str]) -> Condition:
     """Whether all that lies far out is little, or sampled well: half of the tolerance is for it."""
     worst, share, along = _worst_ray(rays, found, names)
@@ -180,6 +185,11 @@ def _worst_ray(rays: Rays, found: Far, names: list[str]) -> tuple[int, float, st
     moving = np.abs(rays.factor @ rays.directions[worst]) / np.sqrt(np.sum(rays.factor**2, axis=1))
     most = [names[i] for i in np.argsort(-moving, kind="stable")[:3] if moving[i] > 0.1 * moving.max()]
     return worst, float(found.share[worst].max()), ", ".join(most)
+
+
+def unseen() -> Condition:
+    """That nobody looked far out, because the proposal was not fitted to draws yet."""
+    return Condition("far mass", False, "nobody has looked far out yet")
 
 
 def defined(undefined: Array, expected: Array, distance: Array, tolerance: float) -> Condition:
@@ -219,6 +229,11 @@ def defined_far_out(rays: Rays, found: Far, tolerance: float, names: list[str]) 
     )
 
 
+def arrived(best: Derivatives | None) -> bool:
+    """Whether Newton's method has found a top that curves downwards in every direction."""
+    return best is not None and best.concave() and best.newton()[1] < _ARRIVED
+
+
 def mode(best: Derivatives | None, gain: float) -> Condition:
     """Whether the top of the posterior was found: Newton's method arrived, or leads no higher.
 
@@ -234,10 +249,9 @@ def mode(best: Derivatives | None, gain: float) -> Condition:
         return Condition(
             "mode", False, "no point with a finite log posterior and finite derivatives was found"
         )
-    arrived = best.concave() and best.newton()[1] < _ARRIVED
     return Condition(
         "mode",
-        arrived or gain < _GAIN,
+        arrived(best) or gain < _GAIN,
         f"no mode of the posterior was found: Newton's method still rose by {gain:.3g} in the last round",
     )
 
@@ -280,6 +294,26 @@ def one_mode(count: int) -> Condition:
         count == 1,
         f"the posterior is multimodal, or its top is bent around a hollow: {count} tops with a valley on the "
         "straight way between them were found, and whether these are all is unknown",
+    )
+
+
+def concave(excess: float, bend: float) -> Condition:
+    """Whether nothing that was seen contradicts a log posterior that is declared concave.
+
+    Parameters
+    ----------
+    excess
+        Most nats by which a value lies above what concavity allows, less rounding.
+    bend
+        Largest curvature upwards at a place with derivatives, in units of the proposal.
+    """
+    by = f"lies {excess:.2g} nats above a tangent or below a chord"
+    by = by if excess > 0 else f"bends upwards ({bend:.2g})"
+    return Condition(
+        "concavity",
+        excess <= 0 and bend <= 0,
+        "the model declares its log prior and log likelihood concave, and they are not: the log posterior "
+        f"{by}",
     )
 
 

@@ -71,7 +71,8 @@ def total(answers: Any) -> Answer:
     sums: Answer = {}
     for one in answers:
         for name, value in one.items():
-            sums[name] = sums[name] + value if name in sums else np.asarray(value, np.float64)
+            with np.errstate(invalid="ignore"):  # +∞ from one site and −∞ from another: not a number
+                sums[name] = sums[name] + value if name in sums else np.asarray(value, np.float64)
     return sums
 
 

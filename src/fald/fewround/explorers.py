@@ -22,6 +22,7 @@ _PATH = 24
 _ARRIVED = 0.05  # Newton's step in sds, at which an explorer stands on a hilltop
 _SAME = 0.5  # sds between two explorers that have met the same mode
 _APART = 2.0  # sds from a mode at which another may stand
+_BESIDE = 1.0  # sds of the main mode between two places apart from which explorers are sent
 _NEGLIGIBLE = 1e-3  # mass times squared distance in sds that a mode must have to matter
 
 
@@ -69,29 +70,39 @@ class Explorer:
 
 @dataclass
 class Modes:
-    """All modes known so far, the first being that of the proposal, and the explorers still under way."""
+    """All modes known so far, the first being that of the proposal, and the explorers still under way.
+
+    Where it is known that there is a ``single`` one, nobody is sent.
+    """
 
     target: Target
+    single: bool = False
     main: Derivatives | None = None
     others: list[Derivatives] = field(default_factory=list)
     active: list[Explorer] = field(default_factory=list)
+    apart: list[Array] = field(default_factory=list)
     dismissed: int = 0
 
     def send(self, positions: Array) -> None:
         """Start explorers, as many as there is room for."""
-        free = max(0, _MOST - len(self.active))
+        free = 0 if self.single else max(0, _MOST - len(self.active))
         self.active += [Explorer(np.asarray(p, float)) for p in positions[:free]]
 
     def send_apart(self, positions: Array) -> None:
-        """Start explorers from those places that stand apart from every known mode."""
+        """Start explorers from those places that stand apart from every known mode, and from one another."""
         for position in positions:
             if min((_apart(mode, position) for mode in self.known), default=0.0) > _APART:
-                self.send(position[None])
+                before = [self.known[0]._replace(position=place) for place in self.apart]
+                if min((_apart(here, position) for here in before), default=np.inf) > _BESIDE:
+                    self.apart.append(position)
+                    self.send(position[None])
 
     def lead(self, best: Derivatives | None) -> None:
         """Make the highest point known the main one; the one before it may stand on another hill."""
         before, self.main = self.main, best
-        if before is None or best is None or before is best or _apart(before, best.position) < _SAME:
+        if self.single or before is None or best is None or before is best:
+            return
+        if _apart(before, best.position) < _SAME:
             return
         if before.concave() and before.newton()[1] < _ARRIVED:
             self._arrived(before)

@@ -39,7 +39,8 @@ Array = NDArray[Any]
 MAX_DIM = 1000  # parameters up to which few rounds are enough; their matrices take memory
 ACCURACIES = {"high": 0.05, "medium": 0.1}
 _NUM_CHAINS, _NUM_DRAWS = 4, 4000
-_MOST_SCOPE = {"one mode", "mode", "funnel", "tails", "explorers", "numbers"}  # where split-HMC is no help
+# where split-HMC is no help
+_MOST_SCOPE = {"concavity", "one mode", "mode", "funnel", "tails", "explorers", "numbers"}
 _HMC_ROUNDS = 24
 _MOST_LEARNED = 200  # parameters up to which split-HMC learns a posterior in minutes
 
@@ -317,6 +318,7 @@ def _tree(
         "verdict": outcome.verdict,
         "reason": outcome.reason,
         "advice": outcome.advice,
+        "proved": outcome.proved,
         "khat": float(outcome.khat),
         "effective_draws": float(outcome.ess),
         "num_proposed": len(outcome.positions),
@@ -379,7 +381,9 @@ def _precision_of(model: Model, outcome: Outcome) -> dict[str, dict[str, float]]
         spread = values.std(axis=0)
         errors = np.full(values.shape[1], len(values) ** -0.5)
     most = _NUM_CHAINS * _NUM_DRAWS  # a summary cannot know more than the draws that are kept
+    with np.errstate(invalid="ignore"):  # a single draw with all the weight has no spread
+        mcse = errors * spread
     return {
-        label: {"mcse": float(e * s), "ess": float(min(e**-2 if e > 0 else np.inf, outcome.ess, most))}
-        for label, e, s in zip(rows, errors, spread)
+        label: {"mcse": float(m), "ess": float(min(e**-2 if e > 0 else np.inf, outcome.ess, most))}
+        for label, e, m in zip(rows, errors, mcse)
     }

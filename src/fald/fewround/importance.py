@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from fald.calculus.sums import prior_derivatives
-from fald.fewround import certify, explorers, proposal, rays
+from fald.fewround import certify, concavity, explorers, proposal, rays
 from fald.fewround.adapt import adapt, next_count
 from fald.fewround.certify import Condition
 from fald.fewround.climbers import Climbers, valley
@@ -33,6 +33,8 @@ Array = NDArray[Any]
 
 _ANCHORED = (1.0, 0.5, 0.25, 0.1, 1.5, 2.2, 3.2, 4.5)  # parts of a Newton step with derivatives
 _TRIED = (0.005, 0.02, 0.05, 0.35, 0.7)  # parts with values only
+_WATCHED = 2  # rounds of draws, from all of which others may climb
+_SPARSE = 20.0  # posterior over proposal, from which on they may later
 _HILL = 1.0  # nats that a ray must fall and rise again for somebody to be sent there
 
 
@@ -68,12 +70,12 @@ def certified_rounds(
     count, outcome = search.first_draws, None
     for number in range(first, max_rounds + 1):
         state, checks = yield from _round(search, current, count, number)
-        count = next_count(search, state, count)
         outcome = _outcome(search, state, checks)
         search.heavy_rounds = search.heavy_rounds + 1 if "tails" in outcome.failed else 0
-        if outcome.reached or set(outcome.failed) <= _FINAL:
+        if outcome.reached or set(outcome.failed) <= _FINAL or "concavity" in outcome.failed:
             break
         current = adapt(search, state, current)
+        count = next_count(search, state, count, current)
         if _hopeless(search):
             break
     assert outcome is not None
@@ -84,8 +86,8 @@ def first_round(search: Search) -> Server[Proposal]:
     """Ask every site for its own quadratic, and look around; returns the sites' consensus."""
     target, rng = search.target, search.generator(5)
     centre, covariance = target.prior_scale()
-    wide = explorers.scouts(centre, covariance, rng)
-    request: dict[str, Array] = {"points": wide}
+    wide = np.zeros((0, target.dim)) if search.concave else explorers.scouts(centre, covariance, rng)
+    request: dict[str, Array] = {"points": wide} if len(wide) else {}
     if search.curvature:
         request["local_start"] = target.start
     if search.hessians:
@@ -100,8 +102,6 @@ def first_round(search: Search) -> Server[Proposal]:
         here = target.derivatives(target.start[None], sums)[0]
     else:
         here = target.regressed(sums, request["states"], len(request["states"]) - 1)[0][0]
-    seen = target.values(wide, sums["point_values"])
-    best = int(np.argmax(seen))
     search.best = here if here.finite else None
     consensus = None
     sites = float(sums.get("local_sites", 0.0))
@@ -110,8 +110,10 @@ def first_round(search: Search) -> Server[Proposal]:
     if consensus is None and here.finite:
         step, decrement = here.newton()
         consensus = target.start + step / max(1.0, decrement / 3), here.covariance()
+    seen = target.values(wide, sums["point_values"]) if len(wide) else np.zeros(0)
     if consensus is None:
-        consensus = (wide[best], covariance) if np.isfinite(seen[best]) else (target.start, covariance)
+        there = wide[int(np.argmax(seen))] if np.isfinite(seen).any() else target.start
+        consensus = there, covariance
     spread = covariance
     if sites > 1:
         mean = sums["local_mode"] / sites
@@ -135,14 +137,14 @@ def _request(search: Search, current: Proposal, count: int, number: int) -> tupl
         "proposal_seed": np.asarray(seed),
         "proposal_checksum": checksum(draws),
     }
-    if search.hessians:
+    if search.hessians and not search.fitting:
         request["smooth"] = np.asarray(search.num_smoothed)
     return request, draws
 
 
 def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tuple[State, list[Condition]]]:
     """One exchange, and what follows from it about modes, weights, tails and mass far out."""
-    target, modes = search.target, search.modes
+    target, modes, nothing = search.target, search.modes, np.zeros((0, search.target.dim))
     current = rays.widened(base, search.wide)
     request, draws = _request(search, current, count, number)
     candidates, tries = line(search, base)
@@ -150,22 +152,21 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
     known, before = modes.known, search.best
     centre, spread = proposal.overall(base)
     mode = before.position if before else centre
-    ways = certify.tail_directions(centre, mode, spread, _far(search, centre))
-    if search.climbers is None:
+    proved = search.concave and certify.arrived(before)  # that tails fall
+    ways = nothing if proved else certify.tail_directions(centre, mode, spread, _far(search, centre))
+    if search.climbers is None and not search.concave:
         search.climbers = Climbers(base, search.generator(7), _reach(search, spread))
-    around = search.climbers.positions
+    climbers = search.climbers
+    around = climbers.positions if climbers else nothing
     # the first draws certify nothing yet, and the proposal may be far off
-    cast = None
-    if search.batches:
-        thin = search.climbers.thin
-        cast = rays.cast(centre, spread, thin, search.generator(8), twins=search.suspicious)
+    cast = _cast(search, centre, spread) if search.batches and not search.climbing else None
     parts = [
         tries,
         modes.paths(known),
-        certify.tail_points(centre, ways),
-        search.climbers.paths(mode),
-        search.climbers.lookouts,
-        cast.positions if cast else np.zeros((0, target.dim)),
+        nothing if proved else certify.tail_points(centre, ways),
+        climbers.paths(mode) if climbers else nothing,
+        climbers.lookouts if climbers else nothing,
+        cast.positions if cast else nothing,
     ]
     points = np.concatenate(parts)
     cloud = min(REGRESSED * target.dim, int(proposal.strata(current, count).counts[0, 0]))
@@ -173,7 +174,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         states = {"states": around} if len(around) else {}
         sums = yield {**request, **states, "anchors": anchors, "points": points}
         found = target.derivatives(anchors, sums)
-        search.smoothed = _smooth_derivatives(search, current, draws, sums)
+        search.smoothed = _smooth_derivatives(search, current, draws, sums) if "smooth" in request else None
     else:
         states = np.concatenate([around, anchors, draws[:cloud]])
         sums = yield {**request, "states": states, "points": points}
@@ -182,31 +183,57 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
     values, undefined = target.posterior(draws, sums["draw_values"])
     search.batches.append(DrawBatch(number, current, count, draws, values, {}))
     ends = np.cumsum([len(p) for p in parts])[:-1]
-    level, missing = target.posterior(points, sums["point_values"])
-    _, along, far, down, high, out = np.split(level, ends)
+    seen, missing = target.posterior(points, sums["point_values"])
+    _, along, far, down, high, out = np.split(seen, ends)
     same = modes.receive(found[len(candidates) :], along, known)
     search.improve([*found[: len(candidates)], *same])
     gain = search.best.value - before.value if search.best and before else np.inf
     search.stalled = before is not None and gain == 0
     state = weigh(search)
-    if len(around):
-        modes.send(search.climbers.climb(*target.gradients(around, sums), down))
-    if len(modes.relevant()) > 1:  # the verdict is known
-        search.climbers.rest()
-    else:
-        seen = np.concatenate([parts[4], draws])
-        search.climbers.watch(seen, np.append(high, values) - proposal.log_sum(log_parts(base, seen), 1))
-    checks = _conditions(search, state, base, (ways, far), undefined=undefined, gain=gain)
+    if climbers and len(around):
+        modes.send(climbers.climb(*target.gradients(around, sums), down))
+    if climbers and len(modes.relevant()) > 1:  # the verdict is known
+        climbers.rest()
+    elif climbers:
+        places, level = _sparse(search.batches, state.log_mass)
+        places, level = np.concatenate([parts[4], places]), np.append(high, level)
+        climbers.watch(places, level - proposal.log_sum(log_parts(base, places), 1))
+    tails = None if proved else (ways, far)
+    checks = _conditions(search, state, base, tails, undefined=undefined, gain=gain)
     checks.append(certify.bulk(search.best, draws, state.newest.weights, state.log_mass))
+    if search.concave:
+        everything = np.concatenate([draws, points]), np.append(values, seen)
+        checks.append(_as_declared(search, base, found, seen=everything, far=(cast, out)))
     if cast:
         checks += _look_out(search, cast, (out, missing[ends[-1] :]), state)
+    elif len(search.batches) > 1:
+        checks.append(certify.unseen())
     told = {"mean": state.moments.mean, "sd": state.moments.sd}
     search.note(draws=len(draws), khat=state.newest.khat, ess=state.newest.ess, **told)
     return state, checks
 
 
+def _sparse(batches: list[DrawBatch], log_mass: float) -> tuple[Array, Array]:
+    """Newest draws from which others may climb, and the log posterior there.
+
+    All of them in the first rounds. Later those alone where draws are so sparse that a hill could be missed:
+    elsewhere their weights know of it.
+    """
+    last = batches[-1]
+    with np.errstate(invalid="ignore"):  # where no draw has any weight, nothing is known of them
+        dense = last.values - last.density(last) - log_mass <= np.log(_SPARSE)
+    chosen = ~dense if len(batches) > _WATCHED else np.ones(len(dense), bool)
+    return last.positions[chosen], last.values[chosen]
+
+
 def _conditions(
-    search: Search, state: State, base: Proposal, tails: tuple[Array, Array], *, undefined: Array, gain: float
+    search: Search,
+    state: State,
+    base: Proposal,
+    tails: tuple[Array, Array] | None,
+    *,
+    undefined: Array,
+    gain: float,
 ) -> list[Condition]:
     """Conditions on all that is known, but for what rays see far out.
 
@@ -215,13 +242,13 @@ def _conditions(
     search, state, base
         What is known, what the draws say, and the proposal that they were widened from.
     tails
-        Directions of ``certify.tail_directions``, and the log posterior at their points.
+        Directions of ``certify.tail_directions``, and the log posterior at their points; None where the log
+        posterior is concave and has a strict top, from which all tails fall.
     undefined, gain
         As in ``certify.defined`` and ``certify.mode``.
     """
     last, modes, tolerance, names = search.batches[-1], search.modes, search.tolerance, search.names
     labels = certify.labels(names, len(state.precision.mean))
-    ways, far = tails
     sd = np.sqrt(np.diag(proposal.overall(base)[1]))
     waiting = 0 if search.climbers is None else search.climbers.waiting
     top = float(max(np.max(last.values), search.highest))
@@ -232,7 +259,7 @@ def _conditions(
         certify.moments_exist(state.precision, labels),
         certify.pooled_khat(state.pooled),
         certify.agreement(state.moments, state.all_moments, tolerance, names),
-        certify.tails(far, ways, top, sd, names=names),
+        certify.tails(tails[1], tails[0], top, sd, names=names) if tails else certify.falls(search.best),
         certify.defined(undefined, *_expected(base, last, undefined), tolerance),
         certify.mode(search.best, gain),
         certify.funnel(search.best, search.highest),
@@ -240,6 +267,45 @@ def _conditions(
         certify.explored(len(modes.active) + waiting),
         certify.two_rounds(len(search.batches)),
     ]
+
+
+def _cast(search: Search, centre: Array, spread: Array) -> rays.Rays:
+    """Rays around a proposal: a few places on each where concavity tells the rest, if all was well so far."""
+    thin = search.climbers.thin if search.climbers else np.zeros((0, len(centre)))
+    cast = rays.cast(centre, spread, thin, search.generator(8), twins=search.suspicious)
+    if search.concave and not search.suspicious:
+        return cast._replace(radii=rays.RADII[concavity.asked(len(centre))])
+    return cast
+
+
+def _as_declared(
+    search: Search,
+    base: Proposal,
+    found: list[Derivatives],
+    *,
+    seen: tuple[Array, Array],
+    far: tuple[rays.Rays | None, Array],
+) -> Condition:
+    """Whether all that was seen in a round agrees with a log posterior that is declared concave.
+
+    Parameters
+    ----------
+    search, base
+        What is known, and the proposal.
+    found
+        Derivatives at places of this round.
+    seen
+        Positions (M, d), and the log posterior there.
+    far
+        The rays, if any, and the log posterior along them.
+    """
+    cast, out = far
+    top = float(max(np.max(seen[1]), search.highest))
+    excess = concavity.above_tangents(found, *seen, top)
+    if cast:
+        excess = max(excess, concavity.above_chords(cast.levels(out), cast.radii, top))
+    factor = proposal.cholesky(proposal.overall(base)[1])
+    return certify.concave(excess, concavity.bent_up(found, factor) if search.hessians else 0.0)
 
 
 def _reach(search: Search, spread: Array) -> float:
@@ -279,6 +345,11 @@ def _look_out(search: Search, cast: rays.Rays, seen: tuple[Array, Array], state:
     last, dim = search.batches[-1], search.target.dim
     levels = cast.levels(seen[0])
     undefined = seen[1][: levels.size].reshape(levels.shape)
+    if len(cast.radii) < len(rays.RADII):
+        places = concavity.near(dim)
+        levels = concavity.extended(levels[:, : len(places)], places)
+        undefined = concavity.beyond_numbers(undefined, concavity.asked(dim))
+        cast = cast._replace(radii=rays.RADII)
     places = cast.positions[: levels.size]
     density = proposal.log_density(last.proposal, last.count, places).reshape(levels.shape)
     many = {"count": len(last.positions), "quantile": certify.quantile(dim)}
@@ -319,6 +390,7 @@ def _far(search: Search, centre: Array) -> Array:
 
 _FINAL = {"one mode", "tails", "numbers"}  # nothing else is amiss, and no further round mends these
 _ADVICE = {
+    "concavity": "take the mark fald.models.concave off the log prior or the log likelihood",
     "one mode": "look at the modes in the result: a model with interchangeable parts, or sites that "
     "contradict each other, has several; no sampler can promise to find all",
     "mode": "a feature that separates the outcomes or repeats others does this; give every parameter a "
@@ -333,10 +405,18 @@ _ADVICE = {
 }
 
 
+_PROVED = (
+    "the posterior has one mode and light tails, because the model declares its log prior and log likelihood "
+    "concave, and the top that was found curves downwards on all sides"
+)
+
+
 def _outcome(search: Search, state: State, checks: list[Condition]) -> Outcome:
     failed = [check for check in checks if not check.holds]
     first = list(_ADVICE)
     order = sorted(failed, key=lambda check: first.index(check.name) if check.name in first else len(first))
+    contradicted = any(check.name == "concavity" for check in failed)
+    proved = search.concave and not contradicted and certify.arrived(search.best)
     advice = next((_ADVICE[c.name] for c in order if c.name in _ADVICE), None)
     return Outcome(
         method="importance",
@@ -351,6 +431,7 @@ def _outcome(search: Search, state: State, checks: list[Condition]) -> Outcome:
         covariance=state.moments.covariance,
         modes=np.array([m.position for m in search.modes.relevant()]).reshape(-1, search.target.dim),
         failed=tuple(c.name for c in order),
+        proved=_PROVED if proved else "",
         trace=search.trace,
         values=search.batches[-1].values,
     )

@@ -33,6 +33,8 @@ class Outcome:
         (n, d) modes found.
     failed
         Names of the conditions that did not hold.
+    proved
+        Which of them hold by proof, and why, in words; empty where all were looked at.
     trace
         What every round gave, by name.
     values
@@ -51,6 +53,7 @@ class Outcome:
     covariance: Array
     modes: Array
     failed: tuple[str, ...] = ()
+    proved: str = ""
     trace: list[dict[str, Any]] = field(default_factory=list)
     values: Array = field(default_factory=lambda: np.zeros(0))
 
@@ -81,5 +84,5 @@ def no_draws(method: str, reason: str, advice: str, trace: list[dict[str, Any]])
         empty,
         empty,
         ("draws",),
-        trace,
+        trace=trace,
     )

@@ -38,7 +38,8 @@ class Rays(NamedTuple):
     """A frame, centre (d,) and lower factor (d, d), and unit directions (K, d) in its coordinates.
 
     The first ``special`` directions are chosen, the others random. With ``twins`` every place has two more
-    hard beside it: a density is nearly the same at all three, and what differs is rounding.
+    hard beside it: a density is nearly the same at all three, and what differs is rounding. ``radii`` are
+    those of the places.
     """
 
     centre: Array
@@ -46,11 +47,12 @@ class Rays(NamedTuple):
     directions: Array
     special: int
     twins: bool = False
+    radii: Array = RADII
 
     @property
     def positions(self) -> Array:
         """(K·R, d) parameters on the rays, and twice as many again where they have twins."""
-        z = (self.directions[:, None] * RADII[:, None]).reshape(-1, len(self.centre))
+        z = (self.directions[:, None] * self.radii[:, None]).reshape(-1, len(self.centre))
         z = np.concatenate([(1 + shift) * z for shift in _BESIDE]) if self.twins else z
         return self.centre + z @ self.factor.T
 
@@ -68,7 +70,7 @@ class Rays(NamedTuple):
         >>> rays.levels(np.concatenate([smooth, smooth + noise, smooth]))[0, -3:]
         array([-29., -inf, -inf])
         """
-        here, *beside = values.reshape(-1, len(self.directions), len(RADII))
+        here, *beside = values.reshape(-1, len(self.directions), len(self.radii))
         with np.errstate(invalid="ignore"):
             depth = np.maximum(here[:, :1] - here, 0.0)
             noisy = [np.abs(here - other) > _ROUNDING + _STEEPEST * depth for other in beside]

@@ -22,6 +22,7 @@ FEWEST_DRAWS, USUAL_DRAWS, MOST_DRAWS = 4096, 8192, 262144
 MOST_HESSIAN = 200  # parameters up to which curvatures are asked for
 MANY = 60  # parameters beyond which only a very good Gaussian has usable weights
 REGRESSED = 16  # gradients per parameter that a Hessian is regressed from
+_NEWTON = 3  # rounds of draws that Newton's method may take where there is one hill
 _POOLED = 4  # rounds whose draws are pooled
 
 
@@ -46,7 +47,11 @@ class DrawBatch(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the draws so far say; ``log_mass`` is the logarithm of the posterior's integral."""
+    """What the draws so far say.
+
+    ``certified`` (C, k) are the newest draws with what is reported of them, ``log_mass`` is the logarithm of
+    the posterior's integral.
+    """
 
     newest: Smoothed
     pooled: Smoothed
@@ -55,6 +60,7 @@ class State(NamedTuple):
     all_moments: Moments
     all_positions: Array
     all_logs: Array
+    certified: Array = np.zeros((0, 0))
     log_mass: float = 0.0
 
 
@@ -77,6 +83,7 @@ class Search:
     wide: Proposal | None = None
     suspicious: bool = False  # whether something was seen far out
     stalled: bool = False
+    fitting: bool = False  # whether the proposal is fitted to draws, and needs no averaged derivatives
     heavy_rounds: int = 0
     trace: list[dict[str, Any]] = field(default_factory=list)
 
@@ -84,7 +91,18 @@ class Search:
     def make(model: Model, *, seed: int, tolerance: float, **others: Any) -> Search:
         """A search that knows nothing yet."""
         target, names = Target(model), list(model.parameter_names)
-        return Search(target, seed, tolerance, names, explorers.Modes(target), **others)
+        modes = explorers.Modes(target, single=model.concave)
+        return Search(target, seed, tolerance, names, modes, **others)
+
+    @property
+    def concave(self) -> bool:
+        """Whether the log posterior is declared concave, so that nobody need look for further modes."""
+        return self.target.model.concave
+
+    @property
+    def climbing(self) -> bool:
+        """Whether Newton's method is left to find the only hill, which many draws would not hasten."""
+        return self.concave and not self.fitting and len(self.batches) <= _NEWTON
 
     @property
     def hessians(self) -> bool:
@@ -109,6 +127,8 @@ class Search:
     @property
     def first_draws(self) -> int:
         """Draws of the first round: many times the parameters, and what a regression of gradients needs."""
+        if self.concave and self.hessians:  # they look for nothing, and few show its shape
+            return int(2 ** np.ceil(np.log2(np.clip(128 * self.target.dim, 1024, USUAL_DRAWS))))
         least = FEWEST_DRAWS if self.hessians else USUAL_DRAWS
         enough = min(128 * self.target.dim, USUAL_DRAWS) if self.hessians else 24 * self.target.dim
         return int(2 ** np.ceil(np.log2(max(least, enough))))
@@ -163,5 +183,6 @@ def weigh(search: Search) -> State:
         moments(positions, pooled.weights),
         positions,
         logs,
+        certified,
         float(logsumexp(ratios) - np.log(len(ratios))),
     )

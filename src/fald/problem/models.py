@@ -7,13 +7,24 @@ from fald.problem.families.mlp import mlp_classifier
 from fald.problem.families.poisson import poisson_regression
 from fald.problem.families.softmax import softmax_regression
 from fald.problem.from_numpyro import from_numpyro
-from fald.problem.model import Bounds, Model, Predictor, bounded, predicted, reads, takes_key, takes_rows
+from fald.problem.model import (
+    Bounds,
+    Model,
+    Predictor,
+    bounded,
+    concave,
+    predicted,
+    reads,
+    takes_key,
+    takes_rows,
+)
 
 __all__ = [
     "Bounds",
     "Model",
     "Predictor",
     "bounded",
+    "concave",
     "from_numpyro",
     "gaussian_location",
     "linear_regression",

@@ -40,7 +40,9 @@ def _accuracy(facts: Facts) -> Check:
     rule = f"red unless {goal}, all at once at 95% confidence"
     if run["verdict"] == "reached":
         return Check("Accuracy", "green", "reached", f"The accuracy asked for was reached: {goal}.", rule)
-    said = f"The accuracy asked for was {run['verdict']}: {run['reason'].rstrip('.')}."
+    first, *others = run["reason"].rstrip(".").split("; ")
+    more = f" ({len(others)} more condition{'s' if len(others) > 1 else ''} failed)" if others else ""
+    said = f"The accuracy asked for was {run['verdict']}: {first}{more}."
     return Check("Accuracy", "red", run["verdict"], said, rule, run["advice"].rstrip("."))
 
 
@@ -124,9 +126,12 @@ def _modes(facts: Facts) -> Check | None:
     if count is None:
         return None
     colour: Colour = "green" if count <= 1 else "amber"
+    proof = facts.get("proved")
     said = (
-        "No further solution was found: the posterior has one mode. A narrow one that no search met would "
-        "stay unseen."
+        f"No further solution exists: {proof}."
+        if count <= 1 and proof
+        else "No further solution was found: the posterior has one mode. A narrow one that no search met "
+        "would stay unseen."
         if count <= 1
         else f"There are {count - 1} further solutions: the posterior has {count} modes, and a mean and an "
         "interval hide that."

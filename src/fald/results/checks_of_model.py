@@ -25,10 +25,9 @@ def _fit(facts: Facts) -> Check:
         return Check(name, "none", "", said, rule)
     shown = [s for s in found["sites"] if s["seen"] is not None]
     worst = max(shown, key=lambda s: abs(s["distance"]), default=None)
+    where = f" (worst at {worst['client']})" if worst else ""
     checked = {
-        f"the sites' mean outcomes ({worst['client']} least)" if worst else "the sites' mean outcomes": found[
-            "site_means"
-        ],
+        f"the sites' mean outcomes{where}": found["site_means"],
         "the scatter of outcomes": found["squared_error"],
         "averages over rows of similar prediction": found["calibration_error"],
     }
@@ -185,9 +184,9 @@ def _values(facts: Facts) -> Check:
 
 
 CHECKS: dict[str, Callable[[Facts], Check | None]] = {
-    "fit": _fit,
-    "outcomes": _outcomes,
     "columns": _columns,
     "values": _values,
-    "prior": _prior,  # behind what may be its cause
+    "prior": _prior,
+    "fit": _fit,
+    "outcomes": _outcomes,
 }

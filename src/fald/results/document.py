@@ -62,6 +62,7 @@ def _certified(tree: xr.DataTree) -> dict[str, Any]:
         "reason": tree.attrs["reason"],
         "advice": tree.attrs["advice"],
         "chosen": tree.attrs["chosen"],
+        "proved": tree.attrs.get("proved", ""),
         "accuracy": settings_of(tree)["accuracy"],
         "khat": khat if np.isfinite(khat) else None,
         "effective_draws": float(tree.attrs["effective_draws"]),

@@ -122,6 +122,7 @@ def examine(
         "chains": int(posterior.sizes["chain"]),
         "draws": int(posterior.sizes["draw"]),
         "modes": _num_modes(tree),
+        "proved": tree.attrs.get("proved", ""),
         "sites": _sites(tree, run),
         "federation": json.loads(tree.attrs.get("federation", "null")),
         "reference": (beside if "shift" in beside else None)

@@ -53,8 +53,11 @@ class Kind:
     checks: tuple[str, ...]
 
 
-_OF_ROWS = ("fit", "outcomes", "prior", "columns", "values")
-_OF_CHAINS = ("complete", "mixing", "draws", "bias", "step", "doubling", "target", "sites")
+# causes before what follows from them, so that the first line names a cause
+_OF_TABLES = ("columns", "values")
+_OF_ROWS = ("prior", "fit", "outcomes")
+_OF_ROUNDS = ("complete", *_OF_TABLES, "accuracy", "weights", "draws", "modes", "sites")
+_OF_CHAINS = ("complete", *_OF_TABLES, "mixing", "draws", "bias", "step", "doubling", "target", "sites")
 _BIAS = "R-hat and ESS see mixing, not bias: what local steps and the step size shift stays unseen."
 
 FEW_ROUND = Kind(
@@ -66,7 +69,17 @@ FEW_ROUND = Kind(
     exchanged="sums over rows, not rows",
     unprotected="Its uploads were sums over rows without noise.",
     unseen="What no check sees: a further solution (mode) that no search met, and what the model leaves out.",
-    checks=("complete", "accuracy", "weights", "draws", "modes", "sites", *_OF_ROWS, "reference"),
+    checks=(
+        "complete",
+        *_OF_TABLES,
+        "accuracy",
+        "weights",
+        "draws",
+        "modes",
+        "sites",
+        *_OF_ROWS,
+        "reference",
+    ),
 )
 CHAIN = Kind(
     name="chain",

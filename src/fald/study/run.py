@@ -122,7 +122,7 @@ def _run(
             partial.attrs["ended"] = error.message
             save(_named(partial, study, command), out / "partial.nc")
             kept = partial.children["posterior"].sizes["draw"]
-            error.hint += f"; {kept} draws per chain are kept in {out / 'partial.nc'}"
+            error.hint += f"; the draws so far, {kept} per chain, are in {out / 'partial.nc'}"
         elif isinstance(error, NonFiniteError):
             error.hint += "; no draw was kept yet, so there is no report"
         raise

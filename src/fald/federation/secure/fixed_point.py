@@ -34,7 +34,7 @@ _PART = 8192  # numbers at a time: what is needed on the way stays small, and in
 _ONE_WORD = 2.0**7  # what is smaller fits a low word; the high word repeats its sign
 
 
-def encode(values: ArrayLike, *, saturate: bool = False) -> Words:
+def encode(values: ArrayLike, *, saturate: bool = False, out: Words | None = None) -> Words:
     """Numbers as 128-bit fixed point, rounded to the nearest multiple of 2⁻⁵⁶ ≈ 1.4e-17.
 
     Parameters
@@ -44,6 +44,8 @@ def encode(values: ArrayLike, *, saturate: bool = False) -> Words:
     saturate
         What to do with NaN, infinities and numbers of 2⁴⁷ or more in magnitude: mark them, so that every sum
         with them is −∞ or no number, or refuse them.
+    out
+        (2, n) words to write to; None: new ones.
 
     Returns
     -------
@@ -63,7 +65,7 @@ def encode(values: ArrayLike, *, saturate: bool = False) -> Words:
     x = np.asarray(values, np.float64)
     if x.ndim != 1:
         raise ValueError(f"values must have one dimension; got shape {x.shape}")
-    words = np.empty((2, len(x)), np.uint64)
+    words = np.empty((2, len(x)), np.uint64) if out is None else out
     for part in _parts(len(x)):
         if np.abs(x[part]).max() < _ONE_WORD:  # False for NaN
             low, high = words[:, part].view(np.int64)

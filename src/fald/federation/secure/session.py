@@ -17,6 +17,7 @@ upload has one more entry, 1, and the sum of these must be the number of sites.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import ArrayLike, NDArray
 
 from fald.core.errors import NonFiniteError, SecureSumError
@@ -45,7 +46,7 @@ __all__ = ["FEWEST_SITES", "Identity", "Session", "check_shares", "fixed_point_s
 
 PROTOCOL = "fald secure sum 1"
 FEWEST_SITES = 3
-_ZEROS = memoryview(bytes(1 << 16))  # what is encrypted to get a stream
+_ZEROS = memoryview(bytes(1 << 18))  # what is encrypted to get a stream
 
 
 class _Answer(NamedTuple):
@@ -295,7 +296,9 @@ class Session:
         done = self.again(round=round, attempt=attempt, digest=digest)
         if done is not None:
             return done
-        upload = np.column_stack([encode(values, saturate=saturate), encode([1.0])])
+        upload = np.empty((2, np.size(values) + 1), np.uint64)
+        encode(values, saturate=saturate, out=upload[:, :-1])
+        encode([1.0], out=upload[:, -1:])
         stream = np.empty(upload.shape, "<u8")
         use = _joined(PROTOCOL, round, attempt, upload.shape[1], digest, *self.roster)
         for name in self.roster:
@@ -307,10 +310,11 @@ class Session:
         return upload
 
 
-def check_shares(weights: ArrayLike, sizes: Sequence[int]) -> None:
-    """Refuse a weighted sum whose weights are not the sites' shares of the rows.
+def check_shares(weights: ArrayLike, sizes: Sequence[int]) -> NDArray[np.float64]:
+    """Refuse a weighted sum whose weights are not the sites' shares of the rows; the shares themselves.
 
-    A coordinator that gives one site all the weight would read its numbers off the sum.
+    A coordinator that gives one site all the weight would read its numbers off the sum. Sums are exact, so a
+    millionth more does as well, in the difference of two sums: weigh by what is returned, never by what came.
 
     Parameters
     ----------
@@ -319,21 +323,28 @@ def check_shares(weights: ArrayLike, sizes: Sequence[int]) -> None:
     sizes
         Rows of each site.
 
+    Returns
+    -------
+    array
+        (…, sites) shares, which do not depend on the weights.
+
     Raises
     ------
     SecureSumError
-        If a weight is another.
+        If a weight is another, beyond rounding.
 
     Examples
     --------
-    >>> check_shares([[0.25, 0.25, 0.5]], [10, 10, 20])
+    >>> check_shares([[0.25000001, 0.25, 0.5]], [10, 10, 20])
+    array([[0.25, 0.25, 0.5 ]])
     """
     w, shares = np.asarray(weights, float), np.asarray(sizes, float) / sum(sizes)
-    if w.shape[-1:] != shares.shape or not np.allclose(w, shares, rtol=1e-6, atol=0):
+    if w.shape[-1:] != shares.shape or not np.all(np.abs(w - shares) <= 1e-6 * shares):
         raise SecureSumError(
             "the weights of the sum are not the sites' shares of the rows",
             hint="other weights can single out a site",
         )
+    return np.broadcast_to(shares, w.shape)
 
 
 def unmask_sum(uploads: Sequence[NDArray[np.uint64]]) -> NDArray[np.float64]:
@@ -366,7 +377,8 @@ def unmask_sum(uploads: Sequence[NDArray[np.uint64]]) -> NDArray[np.float64]:
     if words.shape[1] < 1 or not np.array_equal(words[:, -1:], encode([float(len(uploads))])):
         raise SecureSumError(
             f"the masks of {len(uploads)} uploads do not cancel",
-            hint="a site is missing, or the sites did not answer the same request; ask all of them again",
+            hint="a site is missing, or the sites did not answer the same request, or some audit and others "
+            "do not (audit of their policies); ask all of them again",
         )
     try:
         return decode(words[:, :-1], len(uploads))
@@ -409,7 +421,7 @@ def _joined(*fields: str | bytes | int) -> bytes:
 
 def _fill(stream: NDArray[Any], pair: bytes, use: bytes) -> None:
     """Overwrite an array by the stream of two sites for one use."""
-    key = HKDFExpand(algorithm=SHA256(), length=32, info=use).derive(pair)
+    key = hmac.digest(pair, use + b"\x01", "sha256")  # HKDF-Expand, of which the first block is the key
     # a key is used for one stream, so the nonce may be constant
     encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     content = memoryview(stream.data).cast("B")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -53,7 +54,7 @@ class Confined:
         self._settings, self._limits, self._log = dict(settings), limits, log
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
-        self._letters = -1  # file that both processes have open, for one message at a time
+        self._letters: mmap.mmap | None = None  # memory of both processes, for one message at a time
 
     def handle(self, content: bytes, model: str) -> bytes:
         """Pass a message on and wait for its answer.
@@ -63,18 +64,18 @@ class Confined:
         PolicyError
             If the limits are reached; the process has ended then, and the next message starts another.
         """
-        pipe = self._running()
+        pipe, letters = self._running()
         try:
-            return self._answered(pipe, content, model)
+            return self._answered(pipe, letters, content, model)
         except BaseException:
             self.stop()
             raise
 
-    def _answered(self, pipe: Connection, content: bytes, model: str) -> bytes:
+    def _answered(self, pipe: Connection, letters: mmap.mmap, content: bytes, model: str) -> bytes:
         try:
-            _put(pipe, self._letters, content)
+            _put(pipe, letters, content)
             if pipe.poll(self._limits.seconds):
-                return _take(pipe, self._letters)
+                return _take(pipe, letters)
         except (EOFError, OSError) as error:
             raise PolicyError(
                 f"the process of the model {model!r} has ended, as it does beyond "
@@ -86,15 +87,15 @@ class Confined:
             hint="a smaller study, or another limit in the site's policy",
         )
 
-    def _running(self) -> Connection:
-        """The pipe to a process that waits for a message."""
+    def _running(self) -> tuple[Connection, mmap.mmap]:
+        """The pipe to a process that waits for a message, and where that is put."""
         if self._process is not None and self._process.poll() is not None:
             self.stop()
-        if self._pipe is not None:
-            return self._pipe
+        if self._pipe is not None and self._letters is not None:
+            return self._pipe, self._letters
         mine, theirs = Pipe()
-        self._letters = _open_letters()
-        command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(self._letters)]
+        shared = _open_letters()
+        command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(shared)]
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -102,15 +103,16 @@ class Confined:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                pass_fds=(theirs.fileno(), self._letters),
+                pass_fds=(theirs.fileno(), shared),
                 start_new_session=True,
             )
         theirs.close()
-        self._pipe = mine
+        self._pipe, self._letters = mine, mmap.mmap(shared, MOST_BYTES)
+        os.close(shared)
         with contextlib.suppress(EOFError, OSError):
             mine.send_bytes(json.dumps({**self._settings, **self._limits._asdict()}).encode())
             if mine.poll(_START) and mine.recv_bytes() == b"ready":
-                return mine
+                return mine, self._letters
         self.stop()
         raise FederationError("the process for its model does not start", hint="the site's own log says why")
 
@@ -119,9 +121,9 @@ class Confined:
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
-        if self._letters >= 0:
-            os.close(self._letters)
-            self._letters = -1
+        if self._letters is not None:
+            self._letters.close()
+            self._letters = None
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -129,30 +131,42 @@ class Confined:
 
 
 def _open_letters() -> int:
-    """A file without a name, in memory where possible: megabytes through a pipe cost more than steps."""
+    """A file without a name, in memory where possible: megabytes through a pipe cost more than steps.
+
+    It is as large as the largest message, and takes what the largest so far took. Nobody can make it smaller:
+    the site would end with the process that did.
+    """
     if sys.platform == "linux":
-        return os.memfd_create("fald")
+        import fcntl
+
+        shared = os.memfd_create("fald", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(shared, MOST_BYTES)
+        fcntl.fcntl(shared, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        return shared
     with tempfile.TemporaryFile() as file:
+        file.truncate(MOST_BYTES)
         return os.dup(file.fileno())
 
 
-def _put(pipe: Connection, letters: int, content: bytes) -> None:
+def _put(pipe: Connection, letters: mmap.mmap, content: bytes) -> None:
     """Hand a message to the other process."""
-    os.pwrite(letters, content, 0)
+    if len(content) > MOST_BYTES:
+        raise OSError("a message that is too long")
+    letters[: len(content)] = content
     pipe.send_bytes(len(content).to_bytes(8, "little"))
 
 
-def _take(pipe: Connection, letters: int) -> bytes:
-    """The message that the other process has handed over."""
+def _take(pipe: Connection, letters: mmap.mmap) -> bytes:
+    """The message that the other process has handed over, out of its reach."""
     length = int.from_bytes(pipe.recv_bytes(8), "little")
     if length > MOST_BYTES:
         raise OSError("a message that is too long")
-    return os.pread(letters, length, 0)
+    return letters[:length]
 
 
-def main(number: str, letters: int) -> None:
+def main(number: str, shared: int) -> None:
     """Answer the messages that the pipe ``number`` announces until it is closed."""
-    pipe, parent = Connection(int(number)), os.getppid()
+    pipe, parent, letters = Connection(int(number)), os.getppid(), mmap.mmap(shared, MOST_BYTES)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     about: dict[str, Any] = json.loads(pipe.recv_bytes())
     limits = Limits(about.pop("seconds"), about.pop("megabytes"))

@@ -119,14 +119,14 @@ class LangevinSite:
         PolicyError
             If the upload is not what the method declares.
         """
-        message = jax.tree.unflatten(jax.tree.structure(self._message), list(map(jnp.asarray, task.leaves)))
+        message = jax.tree.unflatten(jax.tree.structure(self._message), task.leaves)
         memory = self._recall(task)
         upload, memory = self._run(
             self._rows,
             self._numbers,
-            (self._root, jnp.asarray(task.own, jnp.uint32)),
-            (self._client, jnp.asarray(task.round, jnp.int32)),
-            each=(jnp.asarray(task.weight, float_dtype()), message, memory),
+            (self._root, np.asarray(task.own, np.uint32)),  # NumPy's: jit takes them over at less cost
+            (self._client, np.asarray(task.round, np.int32)),
+            each=(np.asarray(task.weight, float_dtype()), message, memory),
         )
         upload = jax.tree.map(np.asarray, upload)
         sent = jax.tree.leaves(upload._replace(spent=()))

@@ -60,7 +60,10 @@ class Record:
 
     def _stamps(self) -> list[tuple[int, int, int]]:
         """What tells whether another process has added a line since, or a file was changed."""
-        found = [os.stat(path) for path in self._files if os.path.exists(path)]
+        try:
+            found = [os.stat(path) for path in self._files]
+        except FileNotFoundError:
+            return []
         return [(f.st_ino, f.st_size, f.st_mtime_ns) for f in found]
 
     def _end(self) -> tuple[int, str]:

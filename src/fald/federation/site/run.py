@@ -19,6 +19,7 @@ from fald.calculus.sums import Site, make_site
 from fald.core.errors import FederationError, PolicyError
 from fald.core.files import write_atomically
 from fald.core.reveals import check_preparation, shows_curvature
+from fald.core.types import float_dtype
 from fald.federation import wire
 from fald.federation.secure import shares
 from fald.federation.secure.session import Identity, Session, check_shares, split
@@ -196,9 +197,7 @@ class SiteRun:
         except PolicyError:
             fits = False
         if not fits:
-            raise FederationError(
-                "what the coordinator says of all sites' preparation does not fit the study"
-            )
+            raise FederationError("what was told of all sites' preparation does not fit the study")
         return {name: a.tolist() for name, a in given.items()}
 
     @property
@@ -312,12 +311,8 @@ class SiteRun:
         # the sums of a round of scales shape the prior, whether the site audits or not
         needed = self.site.policy.audit or (number == 2 and self._audit.scales is not None)
         # only an answer binds masks to what was shown: what came with a refused request must come again
-        if number > 1 and (shown or (needed and not again)):
-            sums = self._sums(
-                message, number - 1
-            )  # others rely on this site's share, whether it audits or not
-            if needed:
-                self._audit.take(number - 1, sums)
+        if needed and number > 1 and (shown or not again):
+            self._audit.take(number - 1, self._sums(message, number - 1))
         if self.site.policy.audit:
             request = self._audit.check(number, request)
         model = self._audit.model(number)
@@ -367,10 +362,10 @@ class SiteRun:
         if weights.ndim != 2 or weights.shape != (sampler.num_chains, len(self.frozen.names)):
             raise FederationError("the coordinator's weights do not fit the roster")
         if self._session is not None:
-            check_shares(weights, self.frozen.sizes)
+            weights = check_shares(weights, self.frozen.sizes).astype(float_dtype())
         weight = weights[:, self._place]
         leaves = self._langevin.read(message)
-        if self._session is not None:
+        if self._session is not None and self.site.policy.audit:
             leaves = self._audited(message, number, leaves, task)
         if self.study.privacy is not None:
             releases = check_weights(self.study, self.frozen.sizes, self._place, weight)
@@ -393,10 +388,6 @@ class SiteRun:
         """The broadcast that the sum of the round before gives, after what came was compared with it."""
         assert self._langevin is not None
         passed = {n.removeprefix(PASSED): a for n, a in message.arrays.items() if n.startswith(PASSED)}
-        if not self.site.policy.audit:
-            if passed:
-                self._summed(passed, number - 1)  # others rely on this site's share
-            return leaves
         before = {a.broadcast for a in self.answers.of(number) if a.task == task.hex()}
         told = _joined_digest(message.hashes[f"leaf_{i}"] for i in range(len(leaves)))
         if number == 1:
@@ -406,14 +397,15 @@ class SiteRun:
         else:
             own = self._langevin.after(number, self._summed(passed, number - 1))
         mine, theirs = ({f"leaf_{i}": a for i, a in enumerate(each)} for each in (own, leaves))
-        if not same(mine, theirs):
+        exact = [[(a.shape, a.dtype, a.tobytes()) for a in each] for each in (own, leaves)]
+        alike = exact[0] == exact[1]
+        if not alike and not same(mine, theirs):
             raise FederationError(
                 f"the broadcast of round {number} is not the average of the uploads before: its digest is "
                 f"{digest_of(theirs)}, and that of the average {digest_of(mine)}",
                 hint="the same versions of fald and JAX are needed everywhere; or the coordinator asks for "
                 "something else",
             )
-        alike = all(a.tobytes() == b.tobytes() for a, b in zip(own, leaves, strict=True))
         self._broadcast = told if alike else _joined_digest(map(wire.hash_of, own))
         if before - {self._broadcast}:  # with the same noise, their difference would have none
             raise FederationError(
@@ -434,12 +426,14 @@ class SiteRun:
         return np.frombuffer(mixed[:8], np.uint32)
 
     def _masked(self, message: wire.Message, flat: Array, digest: bytes) -> Array:
-        """The values under masks that fit only if all sites were asked the same, to the last byte.
+        """The values under masks that fit only if all sites were asked the same, and all audit or none.
 
-        What is no number becomes a fixed value, and its sum is none: a refusal would name the site.
+        A site that audits answers its own question, and another what was asked: the difference would be one's
+        alone. What is no number becomes a fixed value, and its sum is none: a refusal would name the site.
         """
         assert self._session is not None
-        bound = wire.digest(digest + self._agreed + self._shown.encode())
+        audits = bytes([self.site.policy.audit])
+        bound = wire.digest(digest + self._agreed + self._shown.encode() + audits)
         self._masks = bound.hex()
         return self._session.mask(
             flat,

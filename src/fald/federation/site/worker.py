@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import secrets
 import time
 import traceback
@@ -88,6 +89,7 @@ class SiteWorker:
         self._record = Record(settings.state, self.identity)
         self._openings = Openings(settings.state, self.policy)
         self._run: SiteRun | None = None
+        self._kept: tuple[list[Any], Mapping[str, Any] | None] = [], None  # a session, and by which file
         self._told: dict[str, Any] = {}
         self._noted: dict[str, Any] = {}
         about = {
@@ -194,10 +196,23 @@ class SiteWorker:
         if message.kind == "open":
             tree = message.values["study"]
         else:
-            tree = (read_json(self._folder(message.values["run"]) / "session.json") or {}).get("study", {})
+            tree = (self._session_of(message) or {}).get("study", {})
         section = tree.get("model")
         family = section.get("family") if isinstance(section, dict) else None
         return family if isinstance(family, str) else ""
+
+    def _session_of(self, message: wire.Message) -> Mapping[str, Any] | None:
+        """What is kept of the session of a run, read once while the file is the same; None: nothing."""
+        path = self._folder(message.values["run"]) / "session.json"
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            self._kept = [], None  # private keys are among it
+            return None
+        stamp = [path, found.st_ino, found.st_size, found.st_mtime_ns]
+        if self._kept[0] != stamp:
+            self._kept = stamp, read_json(path)
+        return self._kept[1]
 
     def _admit(self, family: str, theirs: str) -> None:
         """Refuse other versions than this site's, and packages that its policy does not name."""
@@ -221,6 +236,8 @@ class SiteWorker:
         before = read_json(path) or {}
         if before.get("session") == session:
             raise PolicyError(before["said"], hint=before["hint"])
+        if message.kind == "open":  # what is installed may have been mended since the last one
+            self._confined.stop()
         try:
             reply = self._confined.handle(content, family)
         except PolicyError as error:
@@ -257,9 +274,7 @@ class SiteWorker:
                 hint="begin a new run, without --resume",
             )
         self._openings.count_run(v["run"], self._told["study"])
-        with locked(
-            self.settings.state / "opening.lock"
-        ):  # many at once would all find one count of failures
+        with locked(self.settings.state / "opening.lock"):  # many at once would find one count
             data, warnings = self._opened(study, proposal)
         now = now._replace(fingerprint=data.fingerprint())
         _check_rows(known or now, data)
@@ -387,7 +402,7 @@ class SiteWorker:
         """The run a message belongs to, read back from disk if this process has not opened it."""
         run_id, session = message.values["run"], message.values["session"]
         folder = self._folder(run_id)
-        about = read_json(folder / "session.json")
+        about = self._session_of(message)
         if about is None:
             raise FederationError("this site knows no such run", hint="submit it again with --resume")
         if about["session"] != session:
@@ -398,7 +413,7 @@ class SiteWorker:
             set_precision(study)
             with about_rows():
                 data = self._rows(study)
-            mine = SiteRun(self._owner, folder, about, study=study, data=data)
+            mine = SiteRun(self._owner, folder, dict(about), study=study, data=data)
             _check_rows(mine.frozen, data)
             mine.restore()
             self._run = mine

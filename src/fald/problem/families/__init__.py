@@ -52,6 +52,7 @@ def versions(family: str) -> str:
     """
     if not is_outside(family):
         return __version__
+    FAMILIES.refresh()
     origin = FAMILIES.origin(family)
     return f"{__version__} " + (f"without a model {family}" if origin is None else f"with {' '.join(origin)}")
 

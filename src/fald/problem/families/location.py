@@ -12,7 +12,7 @@ from fald.core.checks import check_positive
 from fald.core.errors import ConfigError
 from fald.core.types import float_dtype
 from fald.problem.families.base import normal_logprior
-from fald.problem.model import Model
+from fald.problem.model import Model, concave
 
 
 def _quadratic(matrix: np.ndarray, x: jax.Array) -> jax.Array:
@@ -56,12 +56,13 @@ def gaussian_location(covariance: Any, *, prior_scale: float | None = None) -> M
     constant = -0.5 * (len(cov) * np.log(2 * np.pi) + float(np.sum(np.log(eigenvalues))))
     scale = None if prior_scale is None else check_positive("prior-scale", prior_scale)
 
+    @concave
     def loglikelihood_fn(theta, example):
         x, count = example if isinstance(example, tuple) else (example, 1.0)
         gap = jnp.asarray(x, float_dtype()) - theta
         return count * (constant - 0.5 * _quadratic(precision, gap))
 
-    prior = normal_logprior(scale) if scale is not None else lambda theta: 0.0 * jnp.sum(theta)
+    prior = normal_logprior(scale) if scale is not None else concave(lambda theta: 0.0 * jnp.sum(theta))
     return Model(
         logprior_fn=prior,
         loglikelihood_fn=loglikelihood_fn,

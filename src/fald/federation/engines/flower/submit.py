@@ -207,7 +207,9 @@ def _flwr(folder: Path, *arguments: str) -> dict[str, Any]:
         found = {}
     if done.returncode or not found.get("success"):
         said = str(found.get("error-message") or done.stderr or done.stdout).splitlines()
-        told = " ".join(line.strip() for line in said if not line.startswith("Using SuperLink"))
+        told = " ".join(
+            line.strip() for line in said if not line.startswith("Using SuperLink") and line[-3:] != "..."
+        )
         raise FederationError(
             f"flwr {arguments[0]} failed: {told[-300:].strip() or 'it said nothing'}",
             hint="is the SuperLink running at the host and port of federation.toml?",

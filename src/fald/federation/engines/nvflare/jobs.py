@@ -19,13 +19,20 @@ from fald.core.errors import FederationError
 from fald.federation.engines import Situation
 from fald.federation.engines.nvflare import require_nvflare
 from fald.federation.engines.nvflare.kits import CLASSES, COORDINATOR
-from fald.federation.folder import FederationSettings, read_settings, read_submitted, remember_submitted
+from fald.federation.folder import (
+    OUTCOME,
+    FederationSettings,
+    read_settings,
+    read_submitted,
+    remember_submitted,
+)
 
 JOB = "fald"
 _WAIT = 15.0  # seconds to reach the server
 _SILENT = 25.0  # seconds after which a site counts as gone; it is heard of every ten
 _FINISHED = "FINISHED:"
 _UNFINISHED = ("waiting", "running")
+_ENDING = 60.0  # seconds for the processes of a run that has its outcome to end
 _RESTART = 60.0  # seconds in which a server that was killed is up again
 
 
@@ -188,13 +195,25 @@ def _await_sites(session: AdminSession, federation: FederationSettings, wait: fl
 def _make_way(folder: Path, session: AdminSession, present: Situation, out: str) -> None:
     places = {line["job"]: line["out"] for line in read_submitted(folder)}
     for job_id in session.unfinished():
+        place = places.get(job_id)
+        if place is not None and (Path(place) / OUTCOME).exists() and _ends(session, job_id):
+            continue  # whoever followed it knows its outcome, and may begin the next one at once
         alive = job_id in present.jobs or session.state(job_id) == "waiting"
-        if alive and places.get(job_id) != out:
+        if alive and place != out:
             raise FederationError(
-                f"another run is going on, into {places.get(job_id, 'an unknown folder')}",
+                f"another run is going on, into {place or 'an unknown folder'}",
                 hint="wait for its end, or stop it with: fald federation stop NAME",
             )
         session.abort(job_id, patience=30.0)
+
+
+def _ends(session: AdminSession, job_id: str) -> bool:
+    end = time.monotonic() + _ENDING
+    while session.state(job_id) in _UNFINISHED:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 def abort(folder: Path, job_id: str, *, patience: float = 30.0) -> str:
