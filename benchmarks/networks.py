@@ -80,7 +80,7 @@ def sampled(rounds: int, folder: str = "") -> dict[str, Any]:
 def memory(rounds: int, name: str) -> dict[str, Any]:
     """MB after the rounds of a run with a sink: arrays that are held, and memory in use by the process.
 
-    Of the latter the compiler's room for convolutions comes and goes, in pieces of 16 MB.
+    The latter moves up and down where there are convolutions, in steps of 16 MB.
     """
     import jax
 
