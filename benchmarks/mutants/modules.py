@@ -111,7 +111,7 @@ _SCHEDULES = [
         "test_equal_functions_are_those_with_the_same_code_and_values",
         "test_functions_that_see_what_may_change_are_equal_to_themselves_alone",
     )
-]
+] + [f"langevin/test_phases.py::{name}" for name in ("test_steps_of_phases", "test_refusals")]
 
 _FRONT = [
     f"planner/test_planner.py::{name}"

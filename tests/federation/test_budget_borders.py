@@ -15,7 +15,7 @@ from test_secure import TASK, Sites, numbers
 
 from fald.core.errors import ConfigError, PolicyError, PrivacyError, SecureSumError, StorageError
 from fald.federation.secure import session
-from fald.federation.secure.fixed_point import LIMIT, MOST_TERMS, decode, encode
+from fald.federation.secure.fixed_point import LIMIT, MOST_TERMS, decode, encode, fixed_point_sum
 from fald.federation.secure.identity import Identity, check_public, check_signature
 from fald.federation.secure.session import split
 from fald.federation.site.ledger import Charge, SiteLedger
@@ -154,6 +154,13 @@ def test_numbers_of_uploads_are_bounded(monkeypatch):
         session.unmask_sum(uploads)
     assert (LIMIT, MOST_TERMS) == (2.0**47, 255)  # so that sums of honest terms leave 16 bits for marks
     assert decode(encode([0.0, -0.0, 2.0**-56, -(2.0**-56)])).tolist() == [0.0, 0.0, 2.0**-56, -(2.0**-56)]
+
+
+def test_between_one_and_255_arrays_are_summed():
+    assert [fixed_point_sum([[0.5]] * n).tolist() for n in (1, 2, 255)] == [[0.5], [1.0], [127.5]]
+    for terms in ([], [[0.5]] * 256):
+        with pytest.raises(ValueError, match=f"between 1 and 255 arrays can be summed; got {len(terms)}"):
+            fixed_point_sum(terms)
 
 
 def test_mistakes_in_a_policy_show_a_value_and_never_a_whole_section():

@@ -614,12 +614,13 @@ def test_answers_under_masks_leave_with_their_shapes_alone(tmp_path, rows):
     ((values, given),) = run._session.asked
     assert values.tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     agreed = wire.digest(json.dumps(["study", NAMES, SIZES]).encode())
-    assert given == {"round": 1, "attempt": 4, "digest": wire.digest(b"digest" + agreed), "saturate": True}
+    bound = wire.digest(b"digest" + agreed + b"\0")  # and no audit
+    assert given == {"round": 1, "attempt": 4, "digest": bound, "saturate": True}
     assert run._masks == given["digest"].hex()
     assert run.left == {"value": 2, "hessian": 4}
     run._shown = "what was shown"
     run._ask(message("ask", ASKED, round=1, attempt=5), b"digest", b"t", False)
-    assert run._session.asked[-1][1]["digest"] == wire.digest(b"digest" + agreed + b"what was shown")
+    assert run._session.asked[-1][1]["digest"] == wire.digest(b"digest" + agreed + b"what was shown" + b"\0")
 
 
 # -- sums that are passed on ---------------------------------------------------------------------------------

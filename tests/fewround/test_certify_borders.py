@@ -338,6 +338,18 @@ def test_gradients_without_errors_are_judged_without_warnings():
         assert not certify.scores(z, np.full_like(z, np.nan), 1.0, ["a"]).holds
 
 
+def test_equal_values_share_the_middle_of_their_ranks():
+    assert certify._ranks(np.array([2.0, 7.0, 2.0, -1.0, 2.0, 7.0])).tolist() == [
+        3.0,
+        5.5,
+        3.0,
+        1.0,
+        3.0,
+        5.5,
+    ]
+    assert np.isnan(certify._ranks(np.array([1.0, np.nan, 2.0]))).all()
+
+
 def test_no_more_than_all_of_the_posterior_is_said_to_be_missing():
     found = certify.defined(np.array([True, False]), np.array([1e9, 0.5]), np.ones(2), 0.05)
     assert not found.holds

@@ -121,7 +121,7 @@ def test_a_true_declaration_is_a_proof(dim):
 
 def test_it_is_the_check_that_sees_a_false_declaration(monkeypatch):
     monkeypatch.setattr(certify, "concave", lambda *_: certify.Condition("concavity", True, ""))
-    assert fald.fit(0, *normals(10, 15.0), progress=False).attrs["verdict"] == "reached"
+    assert fald.fit(0, *normals(5, 30.0), progress=False).attrs["verdict"] == "reached"
 
 
 class Counted(InProcessExchange):

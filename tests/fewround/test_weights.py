@@ -104,6 +104,7 @@ def test_weights_of_few_draws_and_of_none():
         np.testing.assert_allclose(nothing.weights, 0.25)
         assert (nothing.khat, nothing.ess) == (np.inf, 1.0)
     assert w.smooth(np.zeros(0)).weights.shape == (0,)
+    assert w.smooth(np.full(1, -np.inf)).weights.tolist() == [1.0]
 
 
 def test_moments_and_their_errors_by_hand():

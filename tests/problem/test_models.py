@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 import fald
 from fald import models
 from fald.calculus.gradients import client_rows, energy_fn
+from fald.calculus.sums import prior_derivatives, prior_gradients, prior_values
 from fald.core.errors import ConfigError, DataError
 from fald.fewround.exchange import InProcessExchange
 
@@ -143,6 +144,18 @@ def test_log_densities_equal_scipy(name):
     np.testing.assert_allclose(at_once, found, rtol=2e-4, atol=2e-5)
     difference = model.logprior_fn(one) - model.logprior_fn(two)
     np.testing.assert_allclose(difference, logprior(one) - logprior(two), rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*CASES, "linear-scaled"])
+def test_priors_in_numpy_are_those_that_are_compiled(name):
+    scales = {"outcome": (30.0, 4.0), "features": {"x0": (5.0, 2.0), "x1": (-1.0, 0.5), "x2": (0.0, 3.0)}}
+    model = models.linear_regression(3, scales=scales) if name == "linear-scaled" else CASES[name].model
+    own = replace(model, logprior_fn=lambda p: model.logprior_fn(p))
+    assert not hasattr(own.logprior_fn, "derivatives_fn")
+    positions = 3 * np.random.default_rng(2).normal(size=(5, model.dim))
+    for look in (prior_derivatives, prior_gradients, lambda *given: [prior_values(*given)]):
+        for found, wanted in zip(look(model, positions), look(own, positions), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 def most_below_chords(model, rows):

@@ -58,6 +58,9 @@ def test_the_worst_parameter_is_named():
     assert "say little about b" in check.sentence
     one = [SENSITIVE, {"parameter": "b", "prior": 0.06, "likelihood": 1.0}]
     assert "about b: the prior" in found({**CHAIN, "prior": one}, "Prior and rows").sentence
+    for value, expected in ((0.05, "green"), (0.0501, "amber"), (0.3, "amber"), (0.301, "red")):
+        both = [{"parameter": "a", "prior": value, "likelihood": value}]
+        assert colour({**CHAIN, "prior": both}, "Prior and rows") == expected
 
 
 @pytest.mark.parametrize("name", ["Mixing (R-hat)", "Effective draws (ESS)"])

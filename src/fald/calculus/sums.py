@@ -223,19 +223,27 @@ def _product(model: Model, theta: jax.Array, along: jax.Array, part: Part) -> ja
 
 def prior_derivatives(model: Model, positions: ArrayLike) -> tuple[Array, Array, Array]:
     """Log prior (M,), gradient (M, d) and Hessian (M, d, d); the server knows the prior."""
-    value, grad, second = _in_groups(positions, 2, lambda thetas: _of_prior(model, thetas, order=2))
+    value, grad, second = _prior(model, positions, 2)
     return value, grad, _symmetric(second)
 
 
 def prior_gradients(model: Model, positions: Array) -> tuple[Array, Array]:
     """Log prior (M,) and its gradient (M, d)."""
-    value, grad = _in_groups(positions, 1, lambda thetas: _of_prior(model, thetas, order=1))
+    value, grad = _prior(model, positions, 1)
     return value, grad
 
 
 def prior_values(model: Model, positions: Array) -> Array:
     """Log prior (M,)."""
-    return _in_groups(positions, 0, lambda thetas: _of_prior(model, thetas, order=0))[0]
+    return _prior(model, positions, 0)[0]
+
+
+def _prior(model: Model, positions: ArrayLike, order: int) -> list[Array]:
+    """Log prior and its derivatives, by what its family says or compiled."""
+    derivatives_fn = getattr(model.logprior_fn, "derivatives_fn", None)
+    if derivatives_fn is not None:
+        return derivatives_fn(np.asarray(positions, np.float64), order)
+    return _in_groups(positions, order, lambda thetas: _of_prior(model, thetas, order=order))
 
 
 def total(reports: Sequence[Report]) -> Report:

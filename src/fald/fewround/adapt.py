@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fald.fewround import certify, proposal, rays
 from fald.fewround.mixture import fit_mixture
 from fald.fewround.proposal import Proposal
-from fald.fewround.search import FEWEST_DRAWS, USUAL_DRAWS, Search, State
+from fald.fewround.search import FEWEST_DRAWS, USUAL_DRAWS, DrawBatch, Search, State
 from fald.fewround.target import Derivatives
 from fald.fewround.weights import Precision, moments, smooth
 
@@ -19,6 +19,7 @@ Array = NDArray[Any]
 _SPARE = 1.3  # times the draws that this round's errors ask for, because errors are estimates too
 _STEP = 512  # numbers of draws are multiples of it
 _LOST = 1000.0  # nats below the highest point known, at which draws say nothing of where the posterior is
+_AWAY = 1.0  # sds from a proposal to where Newton's method leads, beyond which it is followed on one hill
 _WIDER = 10.0  # times a variance of a tempered concave posterior, which is itself wider than the posterior's
 _NEAR = 10.0  # posterior sds from the mode at which the smoothed posterior takes over from Newton's method
 
@@ -31,33 +32,36 @@ def next_count(search: Search, state: State, count: int, following: Proposal) ->
     """
     usual = max(count, USUAL_DRAWS)
     if state.pooled.ess < 10 * search.target.dim or state.pooled.khat > 0.9:
+        if search.concave:
+            return search.first_draws if search.climbing else usual
         close = search.best is not None and search.best.newton()[1] < 1
         return min(16 * usual, search.most_draws) if close and not search.many else usual
     if not state.newest.khat < certify.KHAT_LIMIT:
         return usual
+    wanted = count * certify.needed_factor(state.precision, search.tolerance)
     if search.concave:
-        count, precision = USUAL_DRAWS, _foreseen(search, state, following)
-    else:
-        precision = state.precision
-    wanted = _SPARE * count * certify.needed_factor(precision, search.tolerance)
-    return int(np.clip(_STEP * np.ceil(wanted / _STEP), FEWEST_DRAWS, search.most_draws))
+        last = search.batches[-1]
+        current = _foreseen(state, last, last.density(last), search.tolerance)
+        density = proposal.log_density(rays.widened(following, search.wide), USUAL_DRAWS, last.positions)
+        # mirrored draws of several cores need not be apart, which is seen of the current ones
+        wanted = max(wanted / current, 1.0) * _foreseen(state, last, density, search.tolerance)
+    return int(np.clip(_STEP * np.ceil(_SPARE * wanted / _STEP), FEWEST_DRAWS, search.most_draws))
 
 
-def _foreseen(search: Search, state: State, following: Proposal) -> Precision:
-    """Errors that the usual number of draws of the next proposal will leave, by the weights of the newest.
+def _foreseen(state: State, last: DrawBatch, density: Array, tolerance: float) -> float:
+    """How many draws a proposal needs, from its log density (C,) at the newest draws and their weights.
 
-    A draw x of it has the weight r = posterior/proposal; E_π[r z²] is the variance that z has there, and
-    a pair of mirrored draws, which are alike in z² − 1, makes one observation.
+    A draw x of it has the weight r = posterior/proposal. E_π[r z²] is the variance that z has there, and a
+    pair of mirrored draws, which are alike in z² − 1, makes one observation.
     """
-    last, many = search.batches[-1], USUAL_DRAWS
-    density = proposal.log_density(rays.widened(following, search.wide), many, last.positions)
     with np.errstate(over="ignore"):
         ratios = state.newest.weights * np.exp(last.values - density - state.log_mass)
     mean = state.newest.weights @ state.certified
     squares = (state.certified - mean) ** 2
     squares /= np.maximum(state.newest.weights @ squares, np.finfo(float).tiny)
     of_mean, of_sd = ratios @ squares, ratios @ (squares - 1) ** 2 / 2
-    return Precision(np.sqrt(of_mean / many), np.sqrt(of_sd / many), state.precision.khat)
+    one = Precision(np.sqrt(of_mean), np.sqrt(of_sd), state.precision.khat)
+    return certify.needed_factor(one, tolerance)
 
 
 def adapt(search: Search, state: State, current: Proposal) -> Proposal:
@@ -82,6 +86,10 @@ def adapt(search: Search, state: State, current: Proposal) -> Proposal:
     if (best.newton()[1] > _NEAR or not best.concave()) and not search.stalled:
         step, decrement = best.newton()
         return proposal.gaussian(best.position + step / max(1.0, decrement), best.covariance())
+    if search.concave and best.concave() and (certify.arrived(best) or not search.stalled):
+        there = best.position + best.newton()[0]
+        if np.linalg.norm(np.linalg.solve(current.factors[0], there - current.means[0])) > _AWAY:
+            return proposal.gaussian(there, best.covariance())  # on the only hill Newton's method is surer
     return _tempered(search, state, current, best)
 
 

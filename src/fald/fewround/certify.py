@@ -187,6 +187,11 @@ def _worst_ray(rays: Rays, found: Far, names: list[str]) -> tuple[int, float, st
     return worst, float(found.share[worst].max()), ", ".join(most)
 
 
+def unseen() -> Condition:
+    """That nobody looked far out, because the proposal was not fitted to draws yet."""
+    return Condition("far mass", False, "nobody has looked far out yet")
+
+
 def defined(undefined: Array, expected: Array, distance: Array, tolerance: float) -> Condition:
     """Whether the log posterior is a number wherever the draws say that it matters.
 

@@ -159,7 +159,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
     climbers = search.climbers
     around = climbers.positions if climbers else nothing
     # the first draws certify nothing yet, and the proposal may be far off
-    cast = _cast(search, centre, spread) if search.batches else None
+    cast = _cast(search, centre, spread) if search.batches and not search.climbing else None
     parts = [
         tries,
         modes.paths(known),
@@ -206,6 +206,8 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         checks.append(_as_declared(search, base, found, seen=everything, far=(cast, out)))
     if cast:
         checks += _look_out(search, cast, (out, missing[ends[-1] :]), state)
+    elif len(search.batches) > 1:
+        checks.append(certify.unseen())
     told = {"mean": state.moments.mean, "sd": state.moments.sd}
     search.note(draws=len(draws), khat=state.newest.khat, ess=state.newest.ess, **told)
     return state, checks

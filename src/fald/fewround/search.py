@@ -22,6 +22,7 @@ FEWEST_DRAWS, USUAL_DRAWS, MOST_DRAWS = 4096, 8192, 262144
 MOST_HESSIAN = 200  # parameters up to which curvatures are asked for
 MANY = 60  # parameters beyond which only a very good Gaussian has usable weights
 REGRESSED = 16  # gradients per parameter that a Hessian is regressed from
+_NEWTON = 3  # rounds of draws that Newton's method may take where there is one hill
 _POOLED = 4  # rounds whose draws are pooled
 
 
@@ -97,6 +98,11 @@ class Search:
     def concave(self) -> bool:
         """Whether the log posterior is declared concave, so that nobody need look for further modes."""
         return self.target.model.concave
+
+    @property
+    def climbing(self) -> bool:
+        """Whether Newton's method is left to find the only hill, which many draws would not hasten."""
+        return self.concave and not self.fitting and len(self.batches) <= _NEWTON
 
     @property
     def hessians(self) -> bool:

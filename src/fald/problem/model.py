@@ -83,6 +83,21 @@ def concave(function: Callable) -> Callable:
     return function
 
 
+def derived(derivatives_fn: Callable) -> Callable[[Callable], Callable]:
+    """Mark a log prior with a function that computes it and its derivatives in NumPy, without a compiler.
+
+    ``derivatives_fn(positions, order)`` takes flat positions (M, d) and returns values (M,), gradients (M, d)
+    and Hessians (M, d, d), up to the order 0, 1 or 2 of derivatives. The mark is the function's, not the
+    model's, so that a function put in its place has none.
+    """
+
+    def mark(logprior_fn: Callable) -> Callable:
+        logprior_fn.derivatives_fn = derivatives_fn  # type: ignore[attr-defined]
+        return logprior_fn
+
+    return mark
+
+
 def reads(read: Callable[[Any, Sequence[str], str | None], Any]) -> Callable[[Callable], Callable]:
     """Mark a function that makes a model with the function that reads a site's file for it.
 

@@ -15,7 +15,6 @@ from fald.core.errors import ConfigError
 from fald.fewround.exchange import Exchange
 from fald.fewround.fit import choose, few_round_settings, few_rounds, tolerance_of
 from fald.fewround.methods import FitMethod
-from fald.langevin.sampling import sample
 from fald.problem.data import FederatedData
 from fald.problem.model import Model, check_model
 from fald.runtime.checkpoint import Checkpoint
@@ -121,7 +120,9 @@ def fit(
 
 def _langevin(rng_key, model: Model, data: FederatedData, tolerance: float, **how: Any) -> xr.DataTree:
     """Plain FA-LD with settings that are planned from the rows."""
-    from fald.planner import Goal, plan  # a site's process plans nothing
+    # a site's process plans nothing, and few rounds take no steps
+    from fald.langevin.sampling import sample
+    from fald.planner import Goal, plan
 
     if not data.present:
         raise ConfigError(

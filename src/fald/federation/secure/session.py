@@ -377,7 +377,8 @@ def unmask_sum(uploads: Sequence[NDArray[np.uint64]]) -> NDArray[np.float64]:
     if words.shape[1] < 1 or not np.array_equal(words[:, -1:], encode([float(len(uploads))])):
         raise SecureSumError(
             f"the masks of {len(uploads)} uploads do not cancel",
-            hint="a site is missing, or the sites did not answer the same request; ask all of them again",
+            hint="a site is missing, or the sites did not answer the same request, or some audit and others "
+            "do not (audit of their policies); ask all of them again",
         )
     try:
         return decode(words[:, :-1], len(uploads))

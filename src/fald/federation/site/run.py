@@ -311,12 +311,8 @@ class SiteRun:
         # the sums of a round of scales shape the prior, whether the site audits or not
         needed = self.site.policy.audit or (number == 2 and self._audit.scales is not None)
         # only an answer binds masks to what was shown: what came with a refused request must come again
-        if number > 1 and (shown or (needed and not again)):
-            sums = self._sums(
-                message, number - 1
-            )  # others rely on this site's share, whether it audits or not
-            if needed:
-                self._audit.take(number - 1, sums)
+        if needed and number > 1 and (shown or not again):
+            self._audit.take(number - 1, self._sums(message, number - 1))
         if self.site.policy.audit:
             request = self._audit.check(number, request)
         model = self._audit.model(number)
@@ -369,7 +365,7 @@ class SiteRun:
             weights = check_shares(weights, self.frozen.sizes).astype(float_dtype())
         weight = weights[:, self._place]
         leaves = self._langevin.read(message)
-        if self._session is not None:
+        if self._session is not None and self.site.policy.audit:
             leaves = self._audited(message, number, leaves, task)
         if self.study.privacy is not None:
             releases = check_weights(self.study, self.frozen.sizes, self._place, weight)
@@ -392,10 +388,6 @@ class SiteRun:
         """The broadcast that the sum of the round before gives, after what came was compared with it."""
         assert self._langevin is not None
         passed = {n.removeprefix(PASSED): a for n, a in message.arrays.items() if n.startswith(PASSED)}
-        if not self.site.policy.audit:
-            if passed:
-                self._summed(passed, number - 1)  # others rely on this site's share
-            return leaves
         before = {a.broadcast for a in self.answers.of(number) if a.task == task.hex()}
         told = _joined_digest(message.hashes[f"leaf_{i}"] for i in range(len(leaves)))
         if number == 1:
@@ -434,12 +426,14 @@ class SiteRun:
         return np.frombuffer(mixed[:8], np.uint32)
 
     def _masked(self, message: wire.Message, flat: Array, digest: bytes) -> Array:
-        """The values under masks that fit only if all sites were asked the same, to the last byte.
+        """The values under masks that fit only if all sites were asked the same, and all audit or none.
 
-        What is no number becomes a fixed value, and its sum is none: a refusal would name the site.
+        A site that audits answers its own question, and another what was asked: the difference would be one's
+        alone. What is no number becomes a fixed value, and its sum is none: a refusal would name the site.
         """
         assert self._session is not None
-        bound = wire.digest(digest + self._agreed + self._shown.encode())
+        audits = bytes([self.site.policy.audit])
+        bound = wire.digest(digest + self._agreed + self._shown.encode() + audits)
         self._masks = bound.hex()
         return self._session.mask(
             flat,

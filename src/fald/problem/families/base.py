@@ -17,7 +17,7 @@ import numpy as np
 from fald.core.checks import check_positive
 from fald.core.errors import ConfigError, DataError
 from fald.core.types import float_dtype
-from fald.problem.model import Model, concave
+from fald.problem.model import Model, concave, derived
 
 if TYPE_CHECKING:
     from fald.problem.data import FederatedData
@@ -36,7 +36,20 @@ def feature_names(features: Features) -> list[str]:
 
 def normal_logprior(scale: float) -> Callable[[Any], Any]:
     """Independent normals of one scale around zero, up to a constant."""
-    return concave(lambda p: -0.5 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(p)) / scale**2)
+
+    def derivatives(positions: np.ndarray, order: int) -> list[np.ndarray]:
+        slopes = -positions / scale**2
+        second = np.broadcast_to(
+            -np.eye(positions.shape[1]) / scale**2, (*positions.shape, positions.shape[1])
+        )
+        return [np.sum(slopes * positions, axis=1) / 2, slopes, second][: order + 1]
+
+    @concave
+    @derived(derivatives)
+    def logprior_fn(p):
+        return -0.5 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(p)) / scale**2
+
+    return logprior_fn
 
 
 def linear_predictor(position, x):

@@ -14,7 +14,7 @@ from fald.core.errors import ConfigError
 from fald.core.types import float_dtype
 from fald.problem.data import FederatedData
 from fald.problem.families.base import Features, feature_names, linear_predictor, outcomes
-from fald.problem.model import Model, concave, predicted
+from fald.problem.model import Model, concave, derived, predicted
 
 Pair = Sequence[float]
 
@@ -70,6 +70,26 @@ def linear_regression(
     def log_scale(p):
         return jnp.log(known) if known is not None else p["log_noise_scale"]
 
+    row = np.append(means, 1.0)
+    precision = np.outer(row, row) / (scale * spread) ** 2 + np.diag(np.append(widths**-2.0, 0.0))
+
+    def derivatives(positions: np.ndarray, order: int) -> list[np.ndarray]:
+        effects, s = (
+            positions[:, : len(row)] - np.append(np.zeros(len(names)), middle),
+            positions[:, len(row) :],
+        )
+        with np.errstate(over="ignore"):
+            bend = np.exp(2 * s) / half**2  # nothing where s is known
+        slopes = np.concatenate([-effects @ precision, 1 - bend], axis=1)
+        value = np.sum(slopes[:, : len(row)] * effects, axis=1) / 2 + np.sum(s - bend / 2, axis=1)
+        if order < 2:
+            return [value, slopes][: order + 1]
+        second = np.zeros((*positions.shape, positions.shape[1]))
+        second[:, : len(row), : len(row)] = -precision
+        second[:, len(row) :, len(row) :] = -2 * bend[:, :, None]
+        return [value, slopes, second]
+
+    @derived(derivatives)
     def logprior_fn(p):
         average = p["intercept"] + jnp.asarray(means, float_dtype()) @ p["coefficient"]
         value = -0.5 * ((average - middle) / (scale * spread)) ** 2
