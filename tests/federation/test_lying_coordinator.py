@@ -94,9 +94,12 @@ def test_a_request_within_the_tolerance_moves_nothing(tmp_path):
     answers = []
     for i, factor in enumerate((1.0, 1 + 1e-12)):
         (tmp_path / str(i)).mkdir()
-        coordinator = begun(Coordinator(tmp_path / str(i)), FEW_ROUND)
-        request = next(honest_server(FEW_ROUND))
-        answers.append(sums(coordinator.ask({**request, "points": request["points"] * factor})))
+        coordinator, server = begun(Coordinator(tmp_path / str(i)), FEW_ROUND), honest_server(FEW_ROUND)
+        first = coordinator.ask(next(server))
+        request = server.send(sums(first))
+        moved = {**request, "points": np.asarray(request["points"]) * factor}
+        assert np.array_equal(moved["points"], request["points"]) == (i == 0)
+        answers.append(sums(coordinator.ask(moved, 2, passed=uploads(first))))
     assert all(np.array_equal(answers[0][name], answers[1][name]) for name in answers[0])
 
 
