@@ -45,6 +45,8 @@ def next_count(search: Search, state: State, count: int, following: Proposal) ->
         density = proposal.log_density(rays.widened(following, search.wide), USUAL_DRAWS, last.positions)
         # mirrored draws of several cores need not be apart, which is seen of the current ones
         wanted = max(wanted / current, 1.0) * _foreseen(state, last, density, search.tolerance)
+        # a Gaussian fitted to few draws is off in as many numbers as it has
+        wanted *= 1 + search.target.dim * (search.target.dim + 3) / (2 * state.pooled.ess)
     return int(np.clip(_STEP * np.ceil(_SPARE * wanted / _STEP), FEWEST_DRAWS, search.most_draws))
 
 

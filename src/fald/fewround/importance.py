@@ -35,6 +35,7 @@ _ANCHORED = (1.0, 0.5, 0.25, 0.1, 1.5, 2.2, 3.2, 4.5)  # parts of a Newton step 
 _TRIED = (0.005, 0.02, 0.05, 0.35, 0.7)  # parts with values only
 _WATCHED = 2  # rounds of draws, from all of which others may climb
 _SPARSE = 20.0  # posterior over proposal, from which on they may later
+_LIGHT = 0.5  # share of effective draws from which on a posterior is nearly Gaussian
 _HILL = 1.0  # nats that a ray must fall and rise again for somebody to be sent there
 
 
@@ -270,10 +271,11 @@ def _conditions(
 
 
 def _cast(search: Search, centre: Array, spread: Array) -> rays.Rays:
-    """Rays around a proposal: a few places on each where concavity tells the rest, if all was well so far."""
+    """Rays around a proposal; few places on each where concavity tells the rest and weights are light."""
     thin = search.climbers.thin if search.climbers else np.zeros((0, len(centre)))
     cast = rays.cast(centre, spread, thin, search.generator(8), twins=search.suspicious)
-    if search.concave and not search.suspicious:
+    light = search.trace[-1]["ess"] > _LIGHT * search.trace[-1]["draws"]
+    if search.concave and light and not search.suspicious:
         return cast._replace(radii=rays.RADII[concavity.asked(len(centre))])
     return cast
 

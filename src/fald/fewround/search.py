@@ -23,6 +23,7 @@ MOST_HESSIAN = 200  # parameters up to which curvatures are asked for
 MANY = 60  # parameters beyond which only a very good Gaussian has usable weights
 REGRESSED = 16  # gradients per parameter that a Hessian is regressed from
 _NEWTON = 3  # rounds of draws that Newton's method may take where there is one hill
+_CLOSE = 2.0  # sds of Newton's step from which on the next proposal should fit
 _POOLED = 4  # rounds whose draws are pooled
 
 
@@ -101,8 +102,9 @@ class Search:
 
     @property
     def climbing(self) -> bool:
-        """Whether Newton's method is left to find the only hill, which many draws would not hasten."""
-        return self.concave and not self.fitting and len(self.batches) <= _NEWTON
+        """Whether Newton's method is still on its way up the only hill, which many draws would not hasten."""
+        near = self.fitting or (self.best is not None and self.best.newton()[1] < _CLOSE)
+        return self.concave and not near and len(self.batches) <= _NEWTON
 
     @property
     def hessians(self) -> bool:

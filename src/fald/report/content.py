@@ -21,7 +21,7 @@ def report_document(found: Examined, study: Study | None = None) -> dict[str, An
     tree, run = found.tree, found.document
     return {
         **found.facts,
-        "unseen": found.kind.unseen,
+        "unseen": run["note"] if found.kind.unseen else "",
         "effects": _effects(tree, run) if found.kind.draws else [],
         "privacy_statement": tree.attrs["privacy_statement"] if found.kind.private else "",
         **(_NO_STUDY if study is None else _about(study)),

@@ -16,6 +16,7 @@ from fald.results.tree import draws_by_row, settings_of
 if TYPE_CHECKING:
     import xarray as xr
 
+UNSEEN_OF_ONE = "What no check sees: what the model leaves out."  # where there is one mode by proof
 POINT_NOTE = (
     "temperature 0: a point estimate, where the optimiser ended; there is no posterior and no interval"
 )
@@ -35,7 +36,7 @@ def document(tree: xr.DataTree, level: float = 0.95) -> dict[str, Any]:
         "point_estimate": not kind.draws,
         "settings": settings_of(tree),
         "sites": records(client_drift(tree)),
-        "note": kind.unseen or POINT_NOTE,
+        "note": (UNSEEN_OF_ONE if tree.attrs.get("proved") else kind.unseen) or POINT_NOTE,
     }
     if kind.draws:
         made |= {"level": level, "summary": records(summary(tree, level=level))}

@@ -32,7 +32,7 @@ def text(found: Examined) -> str:
         *_check_lines(run["judgement"]),
         *(found.tree.attrs["privacy_statement"].splitlines()[:1] if kind.private else ()),
     ]
-    lines += [kind.unseen] if kind.unseen else []
+    lines += [run["note"]] if kind.unseen else []
     return "\n".join([*lines, *(_beside_lines(run) if kind.chains else ())])
 
 
