@@ -100,6 +100,11 @@ def test_distances_are_told_where_they_are_known():
         assert ("W2 of Gaussians" in said.sentence) is told
     one, two = (found({**FITTED, "modes": n}, "Further solutions").sentence for n in (1, 2))
     assert "No further solution was found" in one
+    proved = found({**FITTED, "modes": 1, "proved": "because it is so"}, "Further solutions")
+    assert (proved.colour, proved.sentence) == ("green", "No further solution exists: because it is so.")
+    assert (
+        "2 modes" in found({**FITTED, "modes": 2, "proved": "because it is so"}, "Further solutions").sentence
+    )
     assert "There are 1 further solutions: the posterior has 2 modes" in two
 
 
