@@ -258,6 +258,7 @@ def test_probabilities_from_fewer_draws_come_from_all_chains(monkeypatch, most):
         return np.full((len(x), 2), 0.5)
 
     monkeypatch.setattr(module, "predicted", predicted)
+    monkeypatch.setattr(module, "classes_of", lambda model, x, batch_size: 2)
     found = fald.predictive(SimpleNamespace(children={}), None, NEW, most_draws=most)
     counts = np.bincount(used, minlength=4)
     assert found.draws == len(used) == min(most, 400)
