@@ -113,6 +113,11 @@ def run(
             keeper.save()  # a site is gone, or a chain has diverged: what was done before is kept
         _with_draws(error, work)
         raise
+    except Exception as error:  # of a user's function, such as a callback
+        keeper.save()
+        kept = "no draw was kept yet" if _with_draws(error, work).tree is None else "the draws so far are in `tree`"
+        error.add_note(f"after round {work.round} of {work.total}; {kept}")
+        raise
     except KeyboardInterrupt:
         keeper.save()
         hint = "give a checkpoint to be able to resume" if checkpoint is None else "resume to go on from here"
