@@ -193,8 +193,8 @@ def test_a_callback_that_fails_leaves_the_draws_before_it(tmp_path):
     whole, kept = fald.positions(sampled(), MODEL), fald.positions(caught.value.tree, MODEL)
     for name, array in kept.arrays.items():
         np.testing.assert_array_equal(array, whole.arrays[name][:, :2])
-    assert caught.value.__notes__ == ["after round 7 of 13; the draws so far are in `tree`"]
-    resumed = fald.positions(sampled(callback=lambda *seen_now: seen.append(seen_now[0]), checkpoint=tmp_path))
+    assert caught.value.__notes__ == ["after round 7 of 13; draws so far are in `tree`"]
+    resumed = fald.positions(sampled(callback=lambda *now: seen.append(now[0]), checkpoint=tmp_path))
     assert seen == [5, 7, 9, 9, 11, 13]
     for name, array in resumed.arrays.items():
         np.testing.assert_array_equal(array, whole.arrays[name])

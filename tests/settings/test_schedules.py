@@ -264,7 +264,7 @@ COMPILED = {
         ([{"correlation": 0.3}, {"correlation": 0.9, "local_steps": 5}], 1),
         ([{"clip_norm": 1.0}, {"clip_norm": 2.0}], 1),
         ([{"momentum": 0.5}, {"momentum": 0.9, "local_steps": 7}], 1),
-        ([{}, {"sinks": [fald.sinks.RunningMoments()]}, {"callback": lambda number, positions, stats: None}], 1),
+        ([{}, {"sinks": [fald.sinks.RunningMoments()]}, {"callback": lambda *seen: None}], 1),
     ],
     "numbers of a schedule of `fald.schedules`, lengths and temperatures of phases": [
         (

@@ -153,7 +153,8 @@ def sample(
         only, so that memory does not grow.
     step_check
         Compare the step size with the largest curvature of some clients before the first round and at the
-        mean of the draws, each in about a second at most, and warn where it is too large. False: do not.
+        mean of the draws, each in about a second at most when it is compiled, and warn where it is too large.
+        False: do not.
     progress
         Report on standard error.
     checkpoint

@@ -240,8 +240,8 @@ class FederatedData:
         Regression models expect ``(X, y)``.
         """
         if not (clients and isinstance(clients, Mapping)):
-            given = "no clients given" if not clients else f"clients need names; got a {type(clients).__name__}"
-            raise DataError(given, hint="pass {name: (X, y), ...}")
+            said = f"clients need names; got a {type(clients).__name__}" if clients else "no clients given"
+            raise DataError(said, hint="pass {name: (X, y), ...}")
         named = {name: jax.tree.map(np.asarray, rows) for name, rows in _by_text(clients).items()}
         names = tuple(sorted(named))
         structure = jax.tree.structure(named[names[0]])

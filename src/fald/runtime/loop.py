@@ -115,8 +115,10 @@ def run(
         raise
     except Exception as error:  # of a user's function, such as a callback
         keeper.save()
-        kept = "no draw was kept yet" if _with_draws(error, work).tree is None else "the draws so far are in `tree`"
-        error.add_note(f"after round {work.round} of {work.total}; {kept}")
+        drawn = (
+            "no draw was kept yet" if _with_draws(error, work).tree is None else "draws so far are in `tree`"
+        )
+        error.add_note(f"after round {work.round} of {work.total}; {drawn}")
         raise
     except KeyboardInterrupt:
         keeper.save()
