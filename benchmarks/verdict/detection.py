@@ -57,8 +57,11 @@ def found(dim: int, width: float, seed: int, *, mass: float, apart: float, narro
     climbers = Climbers(proposal.gaussian(np.zeros(dim), np.eye(dim)), rng, _REACH)
     for _ in range(_ROUNDS):
         along, seen = derivatives(climbers.paths(np.zeros(dim)))[0], climbers.lookouts
+        lines = climbers.far_lookouts
         sent = climbers.climb(*derivatives(climbers.positions), along)
         climbers.watch(seen, derivatives(seen)[0] + np.sum(seen**2, axis=1) / 2)
+        if len(lines):
+            climbers.watch_far(derivatives(lines)[0])
         near, far = levels(sent)
         if np.any(far > near):
             return True
