@@ -10,7 +10,7 @@ from scipy import stats
 import fald
 from fald.calculus.sums import gradients, hessians, log_likelihoods, make_site
 from fald.core.errors import DataError
-from fald.fewround import certify, exchange, explorers, importance, lookouts, proposal, site, weights
+from fald.fewround import certify, exchange, explorers, importance, proposal, site, weights
 from fald.fewround.climbers import Climbers, _round_hills
 from fald.fewround.mixture import fit_mixture
 from fald.fewround.proposal import Proposal
@@ -298,7 +298,7 @@ def test_a_proposal_that_is_lost_begins_again_at_the_highest_point_known(below, 
 
 
 def climbed(share, width, rounds, watched=False, *, d=20, apart=6.0):
-    """What climbers around N(0, I) in d dimensions find of N(c, width² I) with that share, so many sds away."""
+    """What climbers around N(0, I) find of N(c, width² I) with that share, so many sds away."""
     centre = np.zeros(d)
     centre[:4] = apart / 2
 

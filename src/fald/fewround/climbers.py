@@ -196,9 +196,9 @@ class Climbers:
         self._join(np.concatenate([places, _TWIN * places]))
 
     def _round_hills(self, near: Array, seen: Array, slopes: Array, raised: Array) -> Array:
-        """(T, d) tops, less the mode, of hills to which the slopes of others lead, of those ``near`` and far out.
+        """(T, d) tops, less the mode, of round hills on which some stand that joined, ``near`` or far out.
 
-        Those from far out are the last that joined. Few of them are on a hill, and most are far below all tops.
+        Those far out are the last that joined. Few of them are on a hill, and most are far below all tops.
         """
         far = seen & (np.arange(len(seen)) >= len(seen) - self._twins)
         groups = (near & ~far, 0.0), (far, _NARROW)

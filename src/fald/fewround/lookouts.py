@@ -1,4 +1,4 @@
-"""Lookouts: places with values alone, around a proposal's bulk and far beyond it, from which others may climb.
+"""Lookouts: places with values alone, in and around a bulk and far beyond it, from which others may climb.
 
 A hill that is narrower than the known one is met by few places, so that there must be many; values cost
 least. Beside the bulk they are compared with the proposal. Far out they stand in lines: whatever the known

@@ -100,7 +100,8 @@ def _prior(facts: Facts) -> Check:
     pulled = {r["parameter"]: min(r["prior"], r["likelihood"]) for r in found}
     worst = max(pulled, key=pulled.__getitem__)
     value = pulled[worst]
-    lone = {r["parameter"]: r["prior"] for r in found if r["prior"] > SENSITIVE_AMBER >= pulled[r["parameter"]]}
+    alone = [r for r in found if r["prior"] > SENSITIVE_AMBER >= pulled[r["parameter"]]]
+    lone = {r["parameter"]: r["prior"] for r in alone}
     little = f"The rows say little about {_some(lone)}: what is known of it is mostly the prior."
     if value > SENSITIVE_AMBER:
         colour: Colour = "red" if value > SENSITIVE_RED else "amber"
