@@ -1,7 +1,7 @@
 """``python -m benchmarks.verdict.detection``: how often a second mode is found, by width, mass, dimension.
 
 Two normals: N(0, I), which the proposal knows exactly, and another of some share of the mass, width and
-distance. Climbers set out and step up for three rounds, with the exact log density and gradient instead of
+distance. Climbers and lookouts look for three rounds, with the exact log density and gradient instead of
 sites, and have found the second mode when one of the places to which they send explorers lies on its hill,
 from where Newton's method leads to its top. Whole fits look in further ways (sites' own optima, the prior,
 rays), so that they find no less.
