@@ -198,6 +198,13 @@ def test_levels_that_are_numbers(dtype, levels):
     assert data.client("b")[0].tolist() == [[0], [1], [0]]
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int8])
+def test_levels_that_are_numbers_of_numpy_in_a_column_of_anything(kind):
+    frame = table(stage=pd.Series([kind(v) for v in (1, 2, 2, 1, 2)], dtype=object))
+    data = from_table(frame, features=["stage"], categories={"stage": [1, 2]})
+    assert data.client("b")[0].tolist() == [[0], [1], [0]]
+
+
 @pytest.mark.parametrize("dtype", [bool, "boolean", object])
 @pytest.mark.parametrize("levels", [[False, True], ["False", "True"], ["FALSE", "TRUE"]])
 def test_levels_that_are_true_and_false(dtype, levels):
@@ -222,6 +229,7 @@ def test_undeclared_level_is_named_with_its_row_and_site():
     [
         ([50, 61, None, 39, 70], ["site 'b'", "'age'", "missing value in data row 2", "fill it in"]),
         ([50, 61, "NA", 39, 70], ["site 'b'", "missing value in data row 2"]),
+        ([50, 61, " na ", 39, 70], ["site 'b'", "missing value in data row 2"]),
         ([50, 61, 47, np.inf, 70], ["site 'b'", "infinite value in data row 3"]),
         (
             [50, 61, 47, "old", 70],

@@ -14,7 +14,16 @@ import pytest
 import fald
 from fald import schedules
 from fald.core.errors import ConfigError
-from fald.settings.schedules import OwnFunction, check_schedule, from_record, is_data, record, step_size_at
+from fald.settings.schedules import (
+    OwnFunction,
+    check_schedule,
+    from_record,
+    is_data,
+    record,
+    scaled,
+    step_size_at,
+    step_sizes_at,
+)
 
 DATA = fald.FederatedData.from_arrays({"a": np.ones((6, 1)), "b": np.zeros((4, 1)), "c": np.zeros((5, 1))})
 MODEL = fald.models.gaussian_location([[1.0]])
@@ -335,3 +344,16 @@ def test_the_table_of_what_is_compiled_again_is_the_documented_one():
         # what the page calls free is free in every case, and what it does not is compiled in some
         again = max(programs for _, programs in cases) > 1
         assert again == (found[row] != "no"), row
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_step_of_a_scaled_schedule_is_so_many_times_as_large(name):
+    steps = np.array([0, 1, 4, 5, 7, 8, 13, 40])
+    plain, three = (step_sizes_at(s, steps) for s in (ALL[name], scaled(ALL[name], 3.0)))
+    np.testing.assert_allclose(three, 3 * plain, rtol=1e-5)
+
+
+def test_numbers_are_scaled_and_functions_are_not():
+    assert scaled(0.25, 2) == 0.5
+    with pytest.raises(ConfigError, match="can be multiplied"):
+        scaled(lambda step: 0.1, 2.0)
