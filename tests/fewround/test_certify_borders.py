@@ -268,7 +268,11 @@ def test_scores_are_judged_by_their_standard_errors():
     tolerance = most * np.sqrt(2 / 500) / 4
     own = np.linalg.solve(np.cov(draws[short].T), (draws[short] - draws[short].mean(0)).T).T
     assert certify.scores(draws[short], -own, 1.2 * tolerance, NAMES).holds
-    assert not certify.scores(draws[short], -own, 0.8 * tolerance, NAMES).holds
+    vague = certify.scores(draws[short], -own, 0.8 * tolerance, NAMES)
+    assert (vague.name, vague.holds) == (certify.UNDECIDED, False)
+    assert "is not known: a standard error of" in vague.sentence
+    wrong = certify.scores(draws[short], -2 * own, 0.8 * tolerance, NAMES)
+    assert (wrong.name, wrong.holds) == ("scores", False)
     assert not certify.scores(draws, np.full_like(slopes, np.nan), 0.05, NAMES).holds
 
 

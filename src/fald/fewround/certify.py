@@ -23,6 +23,7 @@ _ARRIVED = 0.5  # Newton's step in sds at which a mode is found
 _RHAT_LIMIT = 1.01
 _QUARTERS = 4  # groups of chains, by where they began
 _SPARE = 0.02  # of the mass, that may be missed around the top
+UNDECIDED = "precision of scores"  # what further trajectories may mend
 _GAIN = 0.05  # nats by which a round must raise the top for it to be rising still
 
 
@@ -403,8 +404,15 @@ def scores(positions: Array, gradients: Array, tolerance: float, names: list[str
     # at 1% over all, so that it seldom refuses what is right
     most = float(ndtri(1 - 0.01 / (2 * len(off))))
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.nan_to_num(np.maximum(off / error / most, most * error / (4 * tolerance)), nan=np.inf)
-    worst = int(np.argmax(ratio))
+        ratio = np.nan_to_num(off / error / most, nan=np.inf)
+    worst, vague = int(np.argmax(ratio)), int(np.argmax(error))
+    if ratio[worst] <= 1 and most * error[vague] > 4 * tolerance:
+        return Condition(
+            UNDECIDED,
+            False,
+            f"whether chains balance the gradient along {names[vague % len(names)]} is not known: a standard "
+            f"error of {error[vague]:.3f} is more than {4 * tolerance / most:.3f}",
+        )
     return Condition(
         "scores",
         bool(ratio[worst] <= 1),
