@@ -265,11 +265,11 @@ def test_scores_are_judged_by_their_standard_errors():
             assert holds or f"along {name}:" in found.sentence
     # what is not known to four times the tolerance says nothing
     short = slice(0, 500)
-    tolerance = most * np.sqrt(2 / 500) / 4
+    tolerance = most * np.sqrt(1 / 500) / 4
     own = np.linalg.solve(np.cov(draws[short].T), (draws[short] - draws[short].mean(0)).T).T
     assert certify.scores(draws[short], -own, 1.2 * tolerance, NAMES).holds
     vague = certify.scores(draws[short], -own, 0.8 * tolerance, NAMES)
-    assert (vague.name, vague.holds) == (certify.UNDECIDED, False)
+    assert (vague.name, vague.holds) == ("precision of scores", False)
     assert "is not known: a standard error of" in vague.sentence
     wrong = certify.scores(draws[short], -2 * own, 0.8 * tolerance, NAMES)
     assert (wrong.name, wrong.holds) == ("scores", False)
@@ -327,6 +327,16 @@ def test_the_mean_gradient_may_be_off_by_its_standard_error(sign, place):
     slopes = -(both @ np.linalg.inv(np.cov(both.T)))
     assert certify.scores(both + np.array([place, -3 * place]), slopes, 0.1, ["a", "b"]).holds
     assert not certify.scores(both + np.array([place, -3 * place]), 1.5 * slopes, 0.1, ["a", "b"]).holds
+
+
+def test_sds_must_be_known_as_well_as_means():
+    """A square that is known to 2x tells the sd to x: it decides where tails are heavy."""
+    z = exact_draws() ** 3
+    z /= z.std(ddof=1)
+    border = ndtri(1 - 0.01 / 4) * (z**2).std() / np.sqrt(len(z)) / 8
+    for factor, name, holds in ((1.02, "scores", True), (0.98, "precision of scores", False)):
+        found = certify.scores(z, -z, factor * border, ["a"])
+        assert (found.name, found.holds) == (name, holds)
 
 
 def test_chains_that_are_copies_count_as_many_in_means_of_gradients():

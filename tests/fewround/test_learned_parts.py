@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fald.fewround import certify, learned
+from fald.fewround import learned
 from fald.fewround.certify import Condition
 from fald.fewround.chains import Frame, chains_outcome
 from fald.fewround.learned import LearnedDraws, Learner
@@ -204,19 +204,6 @@ def test_what_chains_do_not_show_keeps_them_from_their_end(monkeypatch):
     wanting = [Condition("scores", False, "off"), Condition("moments", True, "")]
     found, shown = chained(monkeypatch, Walker(fresh(), standard), strict=True, shown=wanting)
     assert (found.reached, found.failed, len(shown)) == (False, ("scores",), 1)
-
-
-def test_chains_that_show_too_little_go_on_while_there_are_rounds(monkeypatch):
-    vague, wrong = (Condition(name, False, "off") for name in (certify.UNDECIDED, "scores"))
-    for wanting, most, times, failed in (
-        ([vague], 18, [9, 12, 15], (certify.UNDECIDED,)),
-        ([vague, wrong], 18, [9], (certify.UNDECIDED, "scores")),
-        ([vague], 11, [9], (certify.UNDECIDED,)),
-    ):
-        walker = Walker(fresh(), standard)
-        found, shown = chained(monkeypatch, walker, most=most, strict=True, shown=wanting)
-        assert (found.reached, found.failed, shown) == (False, failed, times)
-        assert walker.rounds + len(shown) <= most
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.25])

@@ -24,7 +24,6 @@ _RHAT_LIMIT = 1.01
 _QUARTERS = 4  # groups of chains, by where they began
 _SPARE = 0.02  # of the mass, that may be missed around the top
 ON_ITS_WAY = 1 / 3  # of the tolerance, by which chains may still remember where they began
-UNDECIDED = "precision of scores"  # what further trajectories may mend
 _GAIN = 0.05  # nats by which a round must raise the top for it to be rising still
 
 
@@ -402,19 +401,21 @@ def scores(positions: Array, gradients: Array, tolerance: float, names: list[str
     terms = np.concatenate([slopes, 1 + white * slopes], axis=1)[first]
     mean = shares @ terms
     off, error = np.abs(mean), np.sqrt(shares**2 @ (terms - mean) ** 2)
-    # chains may be so far from rest; that the second identity is off by 2x means that the sd is by x
-    spare = ON_ITS_WAY * tolerance * np.repeat([1.0, 2.0], positions.shape[1])
+    # that the second identity is off by 2x means that the sd is by x
+    units = np.repeat([1.0, 2.0], positions.shape[1])
+    spare = ON_ITS_WAY * tolerance * units
     # at 1% over all, so that it seldom refuses what is right
     most = float(ndtri(1 - 0.01 / (2 * len(off))))
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = np.nan_to_num(np.maximum(off - spare, 0.0) / error / most, nan=np.inf)
-    worst, vague = int(np.argmax(ratio)), int(np.argmax(error))
-    if ratio[worst] <= 1 and most * error[vague] > 4 * tolerance:
+    worst, vague = int(np.argmax(ratio)), int(np.argmax(error / units))
+    needed = 4 * tolerance * units[vague] / most
+    if ratio[worst] <= 1 and error[vague] > needed:
         return Condition(
-            UNDECIDED,
+            "precision of scores",
             False,
             f"whether chains balance the gradient along {names[vague % len(names)]} is not known: a standard "
-            f"error of {error[vague]:.3f} is more than {4 * tolerance / most:.3f}",
+            f"error of {error[vague]:.3f} is more than {needed:.3f}",
         )
     return Condition(
         "scores",

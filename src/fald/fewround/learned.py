@@ -40,7 +40,6 @@ _GOOD = 0.4  # effective share of fresh states at which the surrogate is good en
 _SETTLED = 0.15  # sds by which means and sds may differ between rounds of learning
 _LEARNING = 10  # rounds after which a surrogate that is not good enough is given up
 _FEWEST, _STRICT = 6, 8  # decisions before the end is looked at; more where chains have the last word
-_FURTHER = 3  # decisions after which those that have shown too little are asked again
 _LEAST = 0.25  # acceptance
 _DISPERSED = 3.0  # sds by which chains are moved out along one coordinate before they begin, at most
 _LAST = 5  # rounds of importance sampling that have the last word
@@ -209,8 +208,7 @@ def run_chains(
     names = list(model.parameter_names)
     first, ensembles, energies = quantities(z), [z], [value]
     checks = [Condition("rounds", False, "too few rounds were left for the chains")]
-    asked = 0
-    while learner.rounds + asked < max_rounds - (1 if strict else 0):
+    while learner.rounds < max_rounds - (1 if strict else 0):
         there = learner.walk(z)
         level, after = yield from learner.decide(there)
         with np.errstate(invalid="ignore"):
@@ -227,17 +225,12 @@ def run_chains(
             *chain_checks(ends, energies, accepted=accepted, least=_LEAST, tolerance=tolerance, names=names),
             certify.forgotten(first[:, : target.dim], learner.frame.positions(z), names),
         ]
-        if not all(check.holds for check in checks):
-            continue
-        if strict:
-            last = [learner.frame.positions(each) for each in ensembles]
-            checks += yield from _shown(target, last, quantities(z), rng, tolerance=tolerance)
-            trace.append(trace_row(learner.frame.positions(z)))
-            if {check.name for check in checks if not check.holds} == {certify.UNDECIDED}:
-                # copies of a draw that have not parted count as one; they part as chains go on
-                asked, fewest = asked + 1, len(energies) + _FURTHER - 1
-                continue
-        break
+        if all(check.holds for check in checks):
+            break
+    if strict and all(check.holds for check in checks):
+        last = [learner.frame.positions(each) for each in ensembles]
+        checks += yield from _shown(target, last, quantities(z), rng, tolerance=tolerance)
+        trace.append(trace_row(learner.frame.positions(z)))
     failed = [check for check in checks if not check.holds]
     return chains_outcome(learner.frame.positions(z), failed, drawn.khat, trace)
 
