@@ -380,8 +380,9 @@ def _rhat(start: Array, end: Array) -> float:
 def scores(positions: Array, gradients: Array, tolerance: float, names: list[str]) -> Condition:
     """Whether draws obey E[∂_j log π] = 0 and E[(z_j − c) ∂_j log π] = −1, which hold for the posterior.
 
-    They may be off by their standard errors, and by what chains may be on their way yet. They are looked at in coordinates z in which the draws have unit covariance: where parameters are strongly
-    correlated, the same means along single parameters are too noisy to say anything.
+    They may be off by their standard errors, and by what chains may be on their way yet. They are looked at in
+    coordinates z in which the draws have unit covariance: where parameters are strongly correlated, the same
+    means along single parameters are too noisy to say anything.
 
     Parameters
     ----------
@@ -389,8 +390,8 @@ def scores(positions: Array, gradients: Array, tolerance: float, names: list[str
         (M, d) draws, and the gradient of the log posterior there. Distinct ones are independent; a chain that
         did not move, and copies of it, are one.
     tolerance
-        Wanted precision of means and sds. The identities must be known well enough to be of use: to four
-        times as much.
+        Wanted precision of means and sds. The identities must be known well enough to be of use: what they
+        say of a mean and of an sd to four times as much.
     names
         Of the parameters.
     """
