@@ -380,9 +380,9 @@ def _rhat(start: Array, end: Array) -> float:
 def scores(positions: Array, gradients: Array, tolerance: float, names: list[str]) -> Condition:
     """Whether draws obey E[∂_j log π] = 0 and E[(z_j − c) ∂_j log π] = −1, which hold for the posterior.
 
-    They may be off by their standard errors, and by what chains may be on their way yet. They are looked at in
-    coordinates z in which the draws have unit covariance: where parameters are strongly correlated, the same
-    means along single parameters are too noisy to say anything.
+    They may be off by their standard errors, and by what chains may be on their way yet. They are looked at
+    in coordinates z in which the draws have unit covariance: where parameters are strongly correlated, the
+    same means along single parameters are too noisy to say anything.
 
     Parameters
     ----------
