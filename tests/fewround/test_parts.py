@@ -203,6 +203,34 @@ def test_a_site_that_draws_otherwise_says_so():
         site.expand({**request, "proposal_seed": np.asarray(4)})
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_draws_of_every_core_are_those_of_the_server(which):
+    cores = two_cores()
+    request = dict(zip(("proposal_weights", "proposal_means", "proposal_factors"), cores))
+    request |= {"proposal_count": np.asarray(600), "proposal_seed": np.asarray(3)}
+    request["proposal_checksum"] = site.checksum(proposal.draw(cores, 600, 3))
+    assert len(site.expand(request)["draws"]) == proposal.strata(cores, 600).total
+    moved = cores.means.copy()
+    moved[which] += 1e-3
+    with pytest.raises(DataError, match="other parameters"):
+        site.expand({**request, "proposal_means": moved})
+
+
+def test_the_whole_of_several_cores_has_the_moments_of_their_draws():
+    cores = two_cores()
+    mean, covariance = proposal.overall(cores)
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((40000, 3))
+    which = rng.choice(2, 40000, p=cores.weights)
+    x = cores.means[which] + np.einsum("cij,cj->ci", cores.factors[which], z)
+    np.testing.assert_allclose(mean, x.mean(0), atol=5 * x.std(0).max() / 200)
+    fourth = np.sqrt(np.mean((x - x.mean(0)) ** 4))
+    np.testing.assert_allclose(covariance, np.cov(x.T), atol=5 * fourth / 200)
+    # the twin: cores that stand apart count by their weights
+    apart = cores.means - mean
+    assert np.abs(apart.T @ apart - (cores.weights[:, None] * apart).T @ apart).max() > 10 * fourth / 200
+
+
 def test_where_the_posterior_rises_for_ever_the_place_of_most_mass_stands_for_the_mode():
     """A funnel of eight effects: its neck is higher than all else, and holds next to nothing."""
 

@@ -56,6 +56,7 @@ Array = NDArray[Any]
 _TELLS = (PolicyError, SecureSumError, FederationError, PrivacyError)  # whose words never come from rows
 _OWN_FILES = "a file of its own, such as its privacy ledger, is damaged or cannot be written"
 _LARGEST_LOG = 5_000_000  # bytes after which a new log begins; the one before is kept
+_LONGEST = 100_000  # characters of one entry of it
 
 
 class SiteWorker:
@@ -93,7 +94,8 @@ class SiteWorker:
         self._told: dict[str, Any] = {}
         self._noted: dict[str, Any] = {}
         about = {
-            key: str(value) if isinstance(value, Path) else value for key, value in vars(settings).items()
+            key: str(value.absolute()) if isinstance(value, Path) else value
+            for key, value in vars(settings).items()
         }
         limits = Limits(self.policy.max_seconds, self.policy.max_megabytes)
         self._confined = Confined(about, limits, settings.state / "site.log")
@@ -173,7 +175,7 @@ class SiteWorker:
         if path.exists() and path.stat().st_size > _LARGEST_LOG:
             path.replace(path.with_suffix(".1.log"))
         with open(path, "a", encoding="utf-8") as file:
-            file.write(f"{stamp} {printable(text, lines=True)}\n")
+            file.write(f"{stamp} {printable(text[:_LONGEST], lines=True)}\n")
 
     def _note(self, **fields: Any) -> None:
         """What 'fald federation join' shows, which is the same in every round."""
