@@ -113,6 +113,14 @@ def test_directions_of_tails_are_one_sd_long_and_both_ways():
     np.testing.assert_allclose(points[len(ways) :], mean + 1000 * ways)
 
 
+def test_a_direction_in_which_draws_are_not_spread_is_none_to_look_along():
+    covariance = np.array([[1.0, 2.0], [2.0, 4.0]])  # one moves with the other alone
+    ways = certify.tail_directions(np.zeros(2), np.array([-1.0, -2.0]), covariance, np.zeros((0, 2)))
+    white = ways[: len(ways) // 2] / np.sqrt(np.diag(covariance))
+    together = np.abs(white @ np.array([1, 1]) / np.sqrt(2))
+    assert sorted(together.round(6)) == pytest.approx([np.sqrt(0.5)] * 2 + [1.0] * 4, abs=1e-6)
+
+
 def falling(powers, top=0.0):
     """Values at both probes of tails that fall like r^(-power), one for each direction."""
     return np.concatenate([top - np.asarray(powers) * np.log(r) for r in certify.PROBES])
@@ -270,6 +278,22 @@ def test_scores_are_judged_by_their_standard_errors():
     assert certify.scores(draws[short], -own, 1.2 * tolerance, NAMES).holds
     assert not certify.scores(draws[short], -own, 0.8 * tolerance, NAMES).holds
     assert not certify.scores(draws, np.full_like(slopes, np.nan), 0.05, NAMES).holds
+
+
+def test_copies_of_a_draw_are_one_observation_of_the_scores():
+    rng = np.random.default_rng(6)
+    draws = rng.standard_normal((400, 2))
+    slopes = -draws + rng.normal(0.1, 1.0, draws.shape)
+    whole = certify.scores(draws, slopes, 0.05, NAMES)
+    twice = certify.scores(np.repeat(draws, 2, axis=0), np.repeat(slopes, 2, axis=0), 0.05, NAMES)
+    assert "standard error" in whole.sentence
+
+    def numbers(found):
+        return [float(word.rstrip(",")) for word in found.sentence.split() if word[0].isdigit()]
+
+    # the sentence rounds to three digits, and a sample covariance knows how many rows it has
+    assert numbers(twice) == pytest.approx(numbers(whole), abs=2e-3)
+    assert numbers(whole)[1] > 0.02
 
 
 @pytest.mark.parametrize("length", [0.01, 1.0, 100.0])

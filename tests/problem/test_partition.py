@@ -46,6 +46,13 @@ def test_seeds_matter(name):
     assert SPLITS[name](10, 0).fingerprint() != SPLITS[name](10, 1).fingerprint()
 
 
+def test_rows_of_one_class_are_dealt_by_chance():
+    parts = [partition.pathological(ROWS, 0 * LABELS, 4, classes_per_client=1, seed=s) for s in (0, 1)]
+    first, second = ({frozenset(p.client(n)[0].tolist() if isinstance(p.client(n), tuple)
+                                else p.client(n).tolist()) for n in p.names} for p in parts)  # fmt: skip
+    assert not first & second
+
+
 def test_names_are_in_the_order_of_numbers():
     data = partition.iid(ROWS, 101)
     assert data.names[:3] == ("client-000", "client-001", "client-002")

@@ -261,6 +261,17 @@ def test_values_that_cannot_be_meant(sign):
         assert len(absurd_values(table(few, rng.normal(size=200)))) == count
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_range_of_ordinary_values_grows_with_those_that_are_near(sign):
+    few = np.tile([-1.0, -0.5, 0.0, 0.5, 1.0], 40)  # robust sds of 0.74
+    rng = np.random.default_rng(3)
+    few[3] = sign * 7.0  # within ten of them: the range is 8
+    few[4] = sign * 12.0  # beyond, and nearer than that: the range is 13
+    for far, count in ((24.9, 0), (25.1, 1)):
+        few[5] = sign * far
+        assert len(absurd_values(table(few, rng.normal(size=200)))) == count
+
+
 def test_skewed_and_binary_columns_are_left_alone():
     rng = np.random.default_rng(2)
     rare = np.zeros(400)
@@ -298,6 +309,10 @@ def test_stored_densities_are_those_of_the_rows():
     data, model = pressures(10.0), fald.models.linear_regression(["drug", "age"])
     tree = fald.fit(0, model, data, progress=False)
     stats = tree["sample_stats"].to_dataset()
+    alike = tree.copy()
+    alike["posterior"].dataset = tree["posterior"].to_dataset() * 0 + 1
+    with pytest.raises(DataError, match="all alike"):
+        prior_sensitivity(alike)
     tree["sample_stats"].dataset = stats.drop_vars(["log_prior", "log_likelihood"])
     taken, computed = _log_densities(tree, model, data)
     for name in ("prior", "likelihood"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -152,7 +153,8 @@ def sample(
         only, so that memory does not grow.
     step_check
         Compare the step size with the largest curvature of some clients before the first round and at the
-        mean of the draws, each in about a second at most, and warn where it is too large. False: do not.
+        mean of the draws, each in about a second at most when it is compiled, and warn where it is too large.
+        False: do not.
     progress
         Report on standard error.
     checkpoint
@@ -240,7 +242,7 @@ def sample(
         check_schedule(about.step_size, num_rounds * about.local_steps - 1)
     key, seed = as_key(rng_key)
     check_model(model, data)
-    for said in remarks(data, about.batch_size, private=privacy is not None):
+    for said in remarks(data, about.batch_size, model=model, private=privacy is not None):
         warnings.warn(said, stacklevel=2)
     engine = InProcess() if engine is None else engine
     if data.read is not None and not (
@@ -278,7 +280,7 @@ def sample(
         "privacy": None if privacy is None else asdict(privacy),
         **({} if phases is None else {"phases": [asdict(phase) for phase in phases]}),
     }
-    if callback is not None and not callable(callback):
+    if callback is not None and not _takes_three(callback):
         raise ConfigError(f"callback must be a function (round, positions, stats) -> stop; got {callback!r}")
     if not all(isinstance(sink, Sink) for sink in sinks):
         raise ConfigError(f"sinks must come from fald.sinks; got {list(sinks)!r}")
@@ -331,6 +333,17 @@ def _method(method: Method | str | None, **settings: Any) -> Method:
     if given:
         raise ConfigError("settings of the method belong into the method", hint="remove them from sample()")
     return method
+
+
+def _takes_three(callback: Any) -> bool:
+    """Whether a function can be called with three values, as far as it says what it takes."""
+    try:
+        inspect.signature(callback).bind(0, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # some functions do not say
+        pass
+    return True
 
 
 def _started_at(model: Model, initial_position: Any, positions: jax.Array) -> Model:
