@@ -176,6 +176,10 @@ def test_a_callback_sees_every_draw_and_may_stop():
         sampled(callback=lambda round_number: None)
     with pytest.raises(ConfigError, match="sinks must come"):
         sampled(sinks=["draws.nc"])
+    with pytest.raises(ConfigError, match="in a list"):
+        sampled(sinks=fald.sinks.RunningMoments())
+    with pytest.raises(ConfigError, match="or be a result of"):
+        sampled(initial_position="fedavg.nc")
     with pytest.raises(ConfigError, match="the same sink is given twice"):
         sampled(sinks=2 * [fald.sinks.RunningMoments()])
 
