@@ -179,7 +179,6 @@ TESTS: dict[str, list[str]] = {
     "fald/fewround/rays.py": ["fewround/test_rays.py"],
     "fald/fewround/rounding.py": ["fewround/test_rounding.py"],
     "fald/fewround/weights.py": ["fewround/test_weights.py"],
-    "fald/fewround/adapt.py": _SEARCH,
     "fald/fewround/explorers.py": _SEARCH,
     "fald/fewround/proposal.py": _SEARCH,
     "fald/fewround/search.py": _SEARCH,

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import kstest
 from scipy.stats import multivariate_normal as normal
+from scipy.stats import t as student
 
 import fald
 from fald.fewround import adapt, certify, explorers, proposal
@@ -115,6 +117,100 @@ def test_an_explorer_that_begins_where_there_is_no_density_is_dismissed():
     nowhere = at([6, 0], -np.inf)._replace(gradient=np.full(2, np.nan))
     modes.receive([nowhere], np.zeros(len(modes.paths(modes.known))), modes.known)
     assert (modes.dismissed, modes.active) == (1, [])
+
+
+def test_scouts_are_a_wide_law_around_the_prior():
+    centre, factor = np.array([3.0, -1.0]), np.array([[2.0, 0.0], [1.0, 0.5]])
+    drawn = explorers.scouts(centre, factor @ factor.T, np.random.default_rng(0))
+    white = np.linalg.solve(factor, (drawn - centre).T)
+    assert drawn.shape == (explorers.NUM_SCOUTS, 2)
+    for along in (*white, (white[0] + white[1]) / np.sqrt(2)):
+        assert kstest(along, student(5).cdf).pvalue > 1e-3
+    assert kstest(white[0], "norm").pvalue < 1e-2  # the twin
+    assert np.corrcoef(np.abs(white))[0, 1] > 0.05  # what is far is so in all directions
+
+
+def test_promising_scouts_are_the_highest_and_others_among_the_high():
+    values = -10.0 * np.arange(1000.0)
+    places = np.arange(1000.0)[:, None]
+    chosen = explorers.promising(places, values, np.random.default_rng(0), 9)[:, 0]
+    assert len(set(chosen)) == len(chosen) == 9
+    assert chosen[0] == 0
+    assert 8 < chosen.max() < 150
+    values[0], values[1:4] = np.nan, (-np.inf, np.nan, np.inf)
+    assert explorers.promising(places, values, np.random.default_rng(0), 9)[0, 0] == 4
+    assert len(explorers.promising(places[:4], values[:4], np.random.default_rng(0), 9)) == 0
+    assert explorers.promising(places, values, np.random.default_rng(0), 1).tolist() == [[4.0]]
+    # where few are as high, all of them are in play
+    level = np.r_[np.zeros(30), np.full(970, -1e4)]
+    found = [explorers.promising(places, level, np.random.default_rng(s), 5)[:, 0] for s in range(100)]
+    assert set(np.concatenate(found)) == set(range(30))
+
+
+def received(modes, here, known=None):
+    """An explorer that sees another hill from where it is; what the paths to known modes say is a valley."""
+    known = modes.known if known is None else known
+    way = np.full(len(modes.paths(known)), -1e6)
+    return modes.receive([here], way, known)
+
+
+def test_an_explorer_goes_so_far_as_it_has_been_led_up():
+    """A hill of sd 1 at 0: five sds at first, then ten; a sixteenth after a step that led down."""
+
+    def hill(x):
+        return Derivatives(np.array([x, 0.0]), -x * x / 2, np.array([-x, 0.0]), -np.eye(2))
+
+    modes = explorers.Modes(Target(FLAT), main=at([500, 0], 0.0))
+    modes.send(np.array([[40.0, 0.0]]))
+    places = [40.0]
+    for _ in range(3):
+        received(modes, hill(places[-1]))
+        places.append(float(modes.active[0].position[0]))
+    assert places == pytest.approx([40, 35, 25, 5])
+    received(modes, hill(places[-1])._replace(value=-1e9))  # lower than the place before
+    assert modes.active[0].position[0] == pytest.approx(25 - 20 / 16)
+    nan = hill(0.0)._replace(value=-np.inf, gradient=np.full(2, np.nan))
+    received(modes, nan)  # no number at all
+    assert modes.active[0].position[0] == pytest.approx(25 - 20 / 256)
+    assert modes.active[0].best.position[0] == 25
+    for _ in range(8):
+        if modes.active:
+            received(modes, nan)
+    assert (modes.dismissed, modes.active) == (1, [])
+
+
+def test_an_explorer_on_top_of_a_hill_of_its_own_is_a_mode_and_one_that_is_known_is_none():
+    for place, count in (([9.0, 0.0], 1), ([500.2, 0.0], 0)):
+        modes = explorers.Modes(Target(FLAT), main=at([500, 0], 0.0))
+        modes.send(np.array([place]))
+        received(modes, at(place, -1.0))
+        assert (len(modes.others), modes.dismissed, modes.active) == (count, 1 - count, [])
+    modes = explorers.Modes(Target(FLAT), main=at([500, 0], 0.0))
+    modes.send(np.array([[9.0, 0.0]]))
+    received(modes, at([9.0, 0.0], curvature=(1.0, -1.0)))  # a saddle is none
+    assert modes.others == []
+
+
+def test_the_hill_of_any_known_mode_is_known():
+    known = [at([0, 0], 0.0), at([9, 0], 0.0)]
+    modes = explorers.Modes(Target(FLAT), main=known[0], others=known[1:])
+    modes.send(np.array([[6.0, 0.0]]))
+    here = at([6, 0], -1.0)
+    flat, deep = np.full(23, -0.5), np.full(23, -50.0)
+    assert modes.receive([here], np.concatenate([deep, flat]), known) == []
+    assert (modes.dismissed, modes.active) == (1, [])
+    modes.send(np.array([[6.0, 0.0]]))
+    assert modes.receive([here], np.concatenate([flat, deep]), known) == [here]  # it may be a higher place
+
+
+def test_so_many_explorers_are_under_way_and_none_where_there_is_one_mode():
+    modes = explorers.Modes(Target(FLAT))
+    modes.send(np.zeros((20, 2)))
+    modes.send(np.zeros((20, 2)))
+    assert len(modes.active) == 24
+    alone = explorers.Modes(Target(FLAT), single=True)
+    alone.send(np.zeros((20, 2)))
+    assert alone.active == []
 
 
 def batch(number, centre, size, log_mass=0.0):
