@@ -144,7 +144,7 @@ _BATCHES = [
     )
 ]
 
-_SEARCH = ["fewround/test_search_parts.py", "fewround/test_parts.py"]
+_SEARCH = ["fewround/test_search_by_hand.py", "fewround/test_parts.py"]
 
 TESTS: dict[str, list[str]] = {
     "fald/federation/wire.py": ["federation/test_wire.py"],

@@ -15,8 +15,9 @@ import fald
 from fald.fewround import adapt, certify, explorers, proposal
 from fald.fewround.proposal import Proposal
 from fald.fewround.search import DrawBatch, Search, State, weigh
-from fald.fewround.target import Derivatives, Target
+from fald.fewround.target import Derivatives, Target, tidy
 from fald.fewround.weights import Precision, Smoothed, moments
+from fald.problem.model import concave
 
 
 def model(logprior_fn, dim):
@@ -45,6 +46,30 @@ def test_curvatures_count_by_their_size_and_a_top_is_told_from_a_saddle():
     assert at([0, 0], curvature=(4.0, 1.0)).concave()
     assert not saddle.concave()
     assert at([0, 0], 7.0, (4.0, 1.0)).log_mass() == pytest.approx(7 - np.log(4) / 2)
+
+
+def test_the_covariance_of_a_top_is_the_inverse_of_its_curvature_whatever_the_units():
+    curvature = np.array([[4.0, 30.0], [30.0, 400.0]])
+    here = at([0, 0])._replace(hessian=-curvature)
+    np.testing.assert_allclose(here.covariance(), np.linalg.inv(curvature), rtol=1e-10)
+    np.testing.assert_allclose(here.log_mass(), -np.log(np.linalg.det(curvature)) / 2)
+    step, length = here._replace(gradient=np.array([1.0, 2.0])).newton()
+    np.testing.assert_allclose(step, np.linalg.solve(curvature, [1.0, 2.0]))
+    assert length == pytest.approx(np.sqrt(step @ curvature @ step))
+
+
+def test_the_mode_of_what_the_sites_report_of_themselves_and_the_prior():
+    sds, centre = np.array([2.0, 0.5]), np.array([1.0, -3.0])
+    target = Target(model(lambda t: -0.5 * jnp.sum((t - centre) ** 2 / sds**2), 2))
+    precision, shift = np.array([[3.0, 1.0], [1.0, 2.0]]), np.array([4.0, 5.0])
+    mode, covariance = target.quadratic_mode(precision, shift, np.zeros(2))
+    whole = precision + np.diag(1 / sds**2)
+    np.testing.assert_allclose(mode, np.linalg.solve(whole, shift + centre / sds**2), rtol=1e-6)
+    np.testing.assert_allclose(covariance, np.linalg.inv(whole), rtol=1e-5)
+
+
+def test_what_is_no_density_is_none():
+    assert tidy(np.array([np.nan, np.inf, -np.inf, 2.0])).tolist() == [-np.inf, -np.inf, -np.inf, 2.0]
 
 
 @pytest.mark.parametrize("widest", [1e3, 50.0])
@@ -236,6 +261,52 @@ def test_recent_rounds_are_weighed_by_the_mixture_of_their_proposals():
     assert state.log_mass == pytest.approx(np.log(ratios.mean()), abs=1e-9)
     assert state.log_mass == pytest.approx(4.0, abs=5 * ratios.std() / ratios.mean() / np.sqrt(len(ratios)))
     np.testing.assert_allclose(state.newest.weights @ last.positions, state.moments.mean)
+
+
+def test_newtons_method_climbs_alone_while_it_is_far_from_the_only_top():
+    hill = fald.Model(concave(lambda theta: -jnp.sum(theta**2)),
+                      concave(lambda theta, row: jnp.sum(theta * row)), jnp.zeros(2))  # fmt: skip
+    far = at([0, 0])._replace(gradient=np.array([2.1, 0.0]))
+    for model_of, best, batches, fitting, climbing in (
+        (hill, far, 3, False, True), (hill, None, 0, False, True), (hill, far, 4, False, False),
+        (hill, far, 0, True, False), (FLAT, far, 0, False, False),
+        (hill, far._replace(gradient=np.array([1.9, 0.0])), 0, False, False),
+    ):  # fmt: skip
+        search = Search.make(model_of, seed=0, tolerance=0.05)
+        search.best, search.batches, search.fitting = best, [None] * batches, fitting
+        assert search.climbing is climbing
+        assert search.concave is (model_of is hill)
+
+
+@pytest.mark.parametrize(("dim", "sizes"), [
+    (2, (4096, 128, 65536, True, False)), (16, (4096, 256, 262144, True, False)),
+    (60, (8192, 512, 262144, True, False)), (61, (8192, 256, 262144, True, True)),
+    (201, (8192, 256, 262144, False, True)), (500, (16384, 256, 262144, False, True)),
+])  # fmt: skip
+def test_how_much_is_asked_for_follows_from_the_parameters(dim, sizes):
+    s = Search.make(model(lambda theta: 0.0 * jnp.sum(theta), dim), seed=0, tolerance=0.05)
+    assert (s.first_draws, s.num_smoothed, s.most_draws, s.hessians, s.many) == sizes
+    assert not Search.make(FLAT, seed=0, tolerance=0.05, curvature=False).hessians
+
+
+def test_the_trace_says_where_newtons_method_is():
+    search = Search.make(FLAT, seed=0, tolerance=0.05)
+    search.note(draws=3)
+    search.best = at([0, 0])._replace(gradient=np.array([3.0, 4.0]))
+    search.note(khat=0.5)
+    first, second = search.trace
+    assert first["draws"] == 3
+    assert np.isnan([first["newton"], first["khat"], second["ess"]]).all()
+    assert (second["newton"], second["khat"], second["draws"], second["explorers"]) == (5.0, 0.5, 0, 0)
+
+
+def test_reported_quantities_are_certified_with_the_newest_draws():
+    search = Search.make(FLAT, seed=0, tolerance=0.05, report=lambda x: x**2)
+    search.batches = [batch(0, 0.0, 512), batch(1, 0.0, 512)]
+    state = weigh(search)
+    last = search.batches[-1].positions
+    np.testing.assert_array_equal(state.certified, np.concatenate([last, last**2], axis=1))
+    assert len(state.precision.sd) == 4
 
 
 def test_only_so_many_rounds_are_pooled():
