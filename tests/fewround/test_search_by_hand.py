@@ -68,6 +68,20 @@ def test_the_mode_of_what_the_sites_report_of_themselves_and_the_prior():
     np.testing.assert_allclose(covariance, np.linalg.inv(whole), rtol=1e-5)
 
 
+def test_the_mode_is_found_from_afar_where_newtons_steps_overshoot():
+    target = Target(model(lambda t: -6 * jnp.sum(jnp.sqrt(1 + t**2)), 2))
+    precision, shift = np.array([[0.3, 0.1], [0.1, 0.2]]), np.array([4.0, -9.0])
+    mode, _ = target.quadratic_mode(precision, shift, np.array([40.0, 25.0]))
+    slope = shift - precision @ mode - 6 * mode / np.sqrt(1 + mode**2)
+    np.testing.assert_allclose(slope, 0, atol=1e-4)
+
+
+def test_a_prior_whose_top_is_out_of_reach_is_looked_at_where_it_begins():
+    mean, covariance = Target(model(lambda t: t[0] - 1e-12 * t[0] ** 2 - t[1] ** 2, 2)).prior_scale()
+    np.testing.assert_array_equal(mean, 0)
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), [1e3, np.sqrt(0.5)], rtol=1e-6)
+
+
 def test_what_is_no_density_is_none():
     assert tidy(np.array([np.nan, np.inf, -np.inf, 2.0])).tolist() == [-np.inf, -np.inf, -np.inf, 2.0]
 
@@ -125,7 +139,9 @@ def test_an_explorer_is_on_a_hill_where_it_has_climbed_or_begins_high_enough():
     assert not climbed.on_a_hill(at([0, 0], 0.99), 0.0)
 
 
-@pytest.mark.parametrize(("value", "dip", "dismissed"), [(2.0, 0.05, 1), (2.0, 0.5, 0), (-1.0, 0.5, 0)])
+@pytest.mark.parametrize(("value", "dip", "dismissed"), [
+    (2.0, 0.05, 1), (2.0, 0.1, 1), (2.0, 0.11, 0), (2.0, 0.5, 0), (-1.0, 0.5, 0),
+])  # fmt: skip
 def test_a_path_without_a_valley_leads_to_the_same_hill(value, dip, dismissed):
     """The path is level, below both of its ends: that is the valley."""
     modes = explorers.Modes(Target(FLAT), main=at([0, 0], 0.0))
@@ -205,7 +221,7 @@ def test_an_explorer_goes_so_far_as_it_has_been_led_up():
 
 
 def test_an_explorer_on_top_of_a_hill_of_its_own_is_a_mode_and_one_that_is_known_is_none():
-    for place, count in (([9.0, 0.0], 1), ([500.2, 0.0], 0)):
+    for place, count in (([9.0, 0.0], 1), ([500.5, 0.0], 1), ([500.49, 0.0], 0)):
         modes = explorers.Modes(Target(FLAT), main=at([500, 0], 0.0))
         modes.send(np.array([place]))
         received(modes, at(place, -1.0))

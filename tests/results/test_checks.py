@@ -328,7 +328,7 @@ def test_stored_densities_are_those_of_the_rows():
     for about in ((), (model,), (None, data)):
         with pytest.raises(DataError, match="rows are not here"):
             prior_sensitivity(tree, *about)
-    tree["posterior"].dataset = tree["posterior"].to_dataset().isel(draw=slice(0, 99))
+    tree["posterior"].dataset = tree["posterior"].to_dataset().isel(chain=[0], draw=slice(0, 99))
     with pytest.raises(DataError, match="takes 100 draws, and there are 99"):
         prior_sensitivity(tree, model, data)
 
