@@ -249,7 +249,7 @@ def _tests(tests: list[str], seconds: float, folder: str, pipe: int, path: str, 
     # which line failed, and what was never closed, is of no interest
     without = [f"-pno:{name}" for name in ("cacheprovider", "unraisableexception", "threadexception")]
     options = ["-q", "-x", *without, "-n", "0", "--assert=plain", "--tb=no", f"--basetemp={folder}/t"]
-    return int(pytest.main([*options, *tests], plugins=[First()]))
+    return int(pytest.main([*options, "-m", "not slow", *tests], plugins=[First()]))
 
 
 def _ticks(child: int) -> str:

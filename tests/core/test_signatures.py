@@ -22,7 +22,7 @@ PUBLIC = {
     ("theory/gaussian.py", "law"),
     ("theory/gaussian.py", "stationary"),
 }
-# each parameter of a command is an option of it
+# where the parameters of a command are its options: all that the file gives to the command line
 COMMANDS = {"cli/federation.py", "cli/main.py", "lab/cli.py"}
 # the signature is NVFlare's
 OVERRIDES = {("federation/engines/nvflare/adapter.py", "process_result_of_unknown_task")}
@@ -40,6 +40,11 @@ def too_long(tree: ast.AST) -> list[str]:
     return found
 
 
+def public(tree: ast.Module) -> list[str]:
+    """Functions of a module that others may use."""
+    return [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
+
+
 @functools.cache
 def sources() -> dict[str, ast.Module]:
     return {str(p.relative_to(PACKAGE)): ast.parse(p.read_text()) for p in sorted(PACKAGE.rglob("*.py"))}
@@ -47,7 +52,10 @@ def sources() -> dict[str, ast.Module]:
 
 def test_no_function_has_more_than_eight_parameters_or_four_without_a_name():
     bad = {(path, name) for path, tree in sources().items() for name in too_long(tree)}
-    assert not {each for each in bad - PUBLIC - OVERRIDES if each[0] not in COMMANDS}
+    commands = {(path, name) for path in COMMANDS for name in public(sources()[path])}
+    assert not bad - PUBLIC - OVERRIDES - commands
+    assert bad >= PUBLIC | OVERRIDES  # no exception that is not needed
+    assert {path for path, _ in bad & commands} == COMMANDS
 
 
 def test_public_functions_take_keywords_beyond_the_third():

@@ -67,6 +67,22 @@ def test_quantiser_is_unbiased_with_the_variance_of_its_rounding(levels):
     assert variance <= qsgd(levels).variance(len(VECTOR)) * norm
 
 
+def test_the_bound_of_a_quantiser_is_the_smaller_of_two():
+    assert qsgd(4).variance(400) == pytest.approx(np.sqrt(400) / 4)
+    assert qsgd(4).variance(9) == pytest.approx(9 / 16)
+
+
+@pytest.mark.parametrize(("fraction", "dim", "kept", "size"), [
+    (0.07, 100, 7, 7 + 28), (0.071, 100, 8, 7 + 32), (0.001, 10, 1, 1 + 4), (0.25, 512, 128, 144 + 512),
+    (0.5, 2, 1, 1 + 4), (1.0, 1, 1, 4),
+])  # fmt: skip
+def test_as_many_entries_as_the_fraction_says_and_no_longer_places_than_they_need(fraction, dim, kept, size):
+    compressor = top_k(fraction)
+    assert compressor.kept(dim) == kept
+    message = compressor.compress(jax.random.key(0), jnp.arange(dim, dtype=jnp.float32))
+    assert len(compressor.encode(message, dim)) == size
+
+
 def test_mistaken_quantisers_are_rejected():
     assert excess(repeated(Twice(4), VECTOR), VECTOR, rounding_variance(VECTOR, 4)) > LIMIT
     down = repeated(Down(4), VECTOR)

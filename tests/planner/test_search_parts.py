@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fald import schedules
 from fald.core.errors import ConfigError
-from fald.planner import Goal, Problem, chain
+from fald.planner import Goal, Problem, Setting, chain, scheduled
 from fald.settings.participation import with_replacement
 
 search = importlib.import_module("fald.planner.search")
@@ -201,3 +202,24 @@ def test_a_large_model_is_planned_by_its_extreme_curvatures(monkeypatch):
             search.plan(model, "data", goal=GOAL, **other)
     small = search.plan(SimpleNamespace(dim=500), "data", goal=GOAL, local_steps=[1, 2], num_rounds=400)
     assert (small.num_exchanges, small.best.num_rounds) == (7, 400)
+
+
+@pytest.mark.parametrize("worst", [3, 5, 8])
+def test_the_worst_kept_round_may_be_the_first_or_the_last(worst):
+    excess = np.full(9, 0.5)
+    excess[worst], excess[2] = 0.9, 7.0  # what is in the warm-up does not count
+    found = scheduled.Course(excess, np.ones((9, 1, 1)), np.zeros((8, 1, 1)))
+    run = scheduled._run(found, 3, 8)
+    assert (run.num_rounds, run.num_warmup, run.worst, run.ess) == (8, 3, worst, pytest.approx(5.0))
+    assert found.arrival() == 3
+    assert scheduled._run(found, 9, 8).num_warmup == 7  # the last position is kept
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.5])
+def test_four_times_the_smallest_multiple_of_a_schedule_fills_the_flattest_direction(spread):
+    schedule = schedules.cosine(0.01, 50, last=0.001)
+    goal, setting = Goal(math.inf, spread), Setting(2, schedule)
+    factor = 4 * scheduled.smallest(TWO, setting, schedule, goal)
+    whole = sum(float(schedule(k)) for k in range(50)) + 0.001 * (2 * scheduled.MOST - 50)
+    left = math.exp(-2 * float(TWO.precision[0, 0]) * factor * whole)
+    assert math.sqrt(1 - left) == pytest.approx(1 - spread, rel=1e-5)

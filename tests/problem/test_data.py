@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -196,6 +198,13 @@ def test_levels_that_are_numbers(dtype, levels):
     assert data.client("b")[0].tolist() == [[0], [1], [0]]
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int8])
+def test_levels_that_are_numbers_of_numpy_in_a_column_of_anything(kind):
+    frame = table(stage=pd.Series([kind(v) for v in (1, 2, 2, 1, 2)], dtype=object))
+    data = from_table(frame, features=["stage"], categories={"stage": [1, 2]})
+    assert data.client("b")[0].tolist() == [[0], [1], [0]]
+
+
 @pytest.mark.parametrize("dtype", [bool, "boolean", object])
 @pytest.mark.parametrize("levels", [[False, True], ["False", "True"], ["FALSE", "TRUE"]])
 def test_levels_that_are_true_and_false(dtype, levels):
@@ -220,6 +229,7 @@ def test_undeclared_level_is_named_with_its_row_and_site():
     [
         ([50, 61, None, 39, 70], ["site 'b'", "'age'", "missing value in data row 2", "fill it in"]),
         ([50, 61, "NA", 39, 70], ["site 'b'", "missing value in data row 2"]),
+        ([50, 61, " na ", 39, 70], ["site 'b'", "missing value in data row 2"]),
         ([50, 61, 47, np.inf, 70], ["site 'b'", "infinite value in data row 3"]),
         (
             [50, 61, 47, "old", 70],
@@ -352,6 +362,7 @@ def test_sites_with_different_columns(tmp_path):
         (b"age,dose,ill\n1,2,3,4,5\n", ["c.csv"]),
         (b"age,dose,ill\n1,2,3,4\n", ["c.csv", "more fields than the header"]),
         (b"age,dose,age,ill\n1,2,3,0\n", ["site 'c'", "several columns 'age'"]),
+        (b"age,dos;e,ill\n1,2,0\n", ["site 'c'", "no column 'dose'", "did you mean 'dos;e'?"]),
         (b"age,dose,ill\n1,,0\n", ["site 'c'", "'dose'", "missing value in data row 1"]),
         (b"age,dose,ill\n1,2,0\n1,NA,0\n", ["site 'c'", "'dose'", "missing value in data row 2"]),
         (b"age,dose,ill\n1,inf,0\n", ["site 'c'", "infinite value in data row 1"]),
@@ -362,6 +373,12 @@ def test_bad_csv(tmp_path, content, words):
     files = {**write_sites(tmp_path), "c": tmp_path / "c.csv"}
     files["c"].write_bytes(content)
     refused(DataError, *words, call=lambda: from_files(files, features=["age", "dose"]))
+
+
+def test_columns_with_numbers_for_names_may_not_have_one_name(tmp_path):
+    path = tmp_path / "c.csv"
+    path.write_bytes(b"1,1,ill\n1,2,0\n")
+    refused(DataError, "several columns '1'", call=lambda: from_files({"c": path}, features=["1"]))
 
 
 def test_garbage_in_parquet_and_other_kinds_of_files(tmp_path):
@@ -441,3 +458,21 @@ def test_what_a_run_will_do_with_the_rows_is_said():
     assert "client 'a' and another" in remarks(two, 5)[0]
     small = fald.FederatedData.from_arrays({"a": (1.7e9 + rng.normal(size=(50, 1))).astype(np.float32)})
     assert remarks(small, None) == []
+
+
+def test_labels_that_an_own_likelihood_has_no_place_for_are_said():
+    from fald.problem.remarks import remarks
+
+    def model(wrap=lambda f: f):
+        term = wrap(lambda p, row: jax.nn.log_softmax(row[0] @ p)[row[1]])
+        return fald.Model(lambda p: -jnp.sum(p**2), term, jnp.zeros((2, 3)))
+
+    x, y, offsets = np.ones((6, 2)), np.array([0, 1, 2, 0, 2, 1]), np.array([0, 4, 6])
+    labelled = {by: FederatedData((x, y + by), offsets, ("a", "b")) for by in (0, 1)}
+    assert remarks(labelled[0], None, model=model()) == []
+    (said,) = remarks(labelled[1], None, model=model())
+    assert "row 2 of client 'a' looks outside an array" in said
+    read = FederatedData.from_read(lambda client, index: (x[index], y[index] + 1), {"c": 2, "d": 6})
+    assert "row 2 of client 'd'" in remarks(read, None, model=model())[0]
+    assert remarks(labelled[1], None, model=model(), private=True) == []  # a row is nobody's business then
+    assert remarks(labelled[1], None, model=model(jax.checkpoint)) == []  # which JAX cannot look into

@@ -18,6 +18,7 @@ from fald.langevin.inprocess import InProcess
 from fald.results.summary import settling
 from fald.runtime import journal
 from fald.runtime.journal import Journal, alive, read
+from fald.runtime.records import Records
 from helpers import federation, linear_model
 
 ROWS = federation().data
@@ -74,6 +75,12 @@ def test_the_intervals_and_r_hat_of_the_journal_are_those_of_the_draws():
     fewer = settling(MODEL, tree_of["records"], most=32)
     assert fewer["intervals"] != seen["intervals"]
     assert settling(MODEL, []) == {}
+    # of a chain on its way the first half and the second count alike
+    way = np.linspace(-1, 1, 300)[:, None, None] * np.ones((1, 2, MODEL.dim))
+    parts = [Records(np.arange(a, b), way[a:b], *[np.zeros(0)] * (len(Records._fields) - 2))
+             for a, b in ((0, 70), (70, 300))]  # fmt: skip
+    for mean, low, high in settling(MODEL, parts, most=32)["intervals"].values():
+        np.testing.assert_allclose([mean, low, high], [0, -0.95, 0.95], atol=0.05)
 
 
 def test_a_journal_changes_no_draw(tmp_path):

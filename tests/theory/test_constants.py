@@ -245,6 +245,29 @@ def test_clients_report_a_few_plain_numbers_and_the_server_combines_them():
     assert all(len(report) <= 9 for report in reports.values())
 
 
+def test_of_clients_the_worst_counts():
+    """Where two clients report other numbers, whichever of them is named first."""
+    one = {
+        "rows": 30, "smoothness": 9.0, "strong_convexity": 2.0, "smoothness_at_mode": 8.0,
+        "strong_convexity_at_mode": 3.0, "gradient_norm": 1.0, "gradient_noise": 5.0, "one_mode": True,
+        "provenance": {"smoothness": "exact", "strong_convexity": "bound", "gradient_noise": "estimated"},
+    }  # fmt: skip
+    other = {
+        "rows": 10, "smoothness": 7.0, "strong_convexity": 1.0, "smoothness_at_mode": 6.0,
+        "strong_convexity_at_mode": 2.0, "gradient_norm": 4.0, "gradient_noise": 0.5, "one_mode": False,
+        "provenance": {"smoothness": "bound", "strong_convexity": "exact", "gradient_noise": "exact"},
+    }  # fmt: skip
+    for reports in ({"a": one, "b": other}, {"a": other, "b": one}):
+        found = measure.combine(reports, dim=2, initial_distance=1.0)
+        assert (found.smoothness, found.strong_convexity, found.min_weight) == (9.0, 1.0, 0.25)
+        assert (found.smoothness_at_mode, found.strong_convexity_at_mode) == (8.0, 2.0)
+        assert (found.heterogeneity, found.gradient_noise) == (4.0, 5.0)
+        origins = ("bound", "bound", "estimated", "estimated", "estimated")
+        assert tuple(found.provenance.values()) == origins
+    surely = measure.combine({"a": one, "b": {**other, "one_mode": True}}, dim=2, initial_distance=1.0)
+    assert surely.provenance["heterogeneity"] == surely.provenance["initial_distance"] == "exact"
+
+
 def test_measured_constants_serve_the_bounds():
     model, data = FAMILIES["logistic"]
     found = measure.constants(model, data)
