@@ -144,7 +144,7 @@ _BATCHES = [
     )
 ]
 
-_SEARCH = ["fewround/test_search_parts.py", "fewround/test_parts.py"]
+_SEARCH = ["fewround/test_search_by_hand.py", "fewround/test_parts.py"]
 
 TESTS: dict[str, list[str]] = {
     "fald/federation/wire.py": ["federation/test_wire.py"],
@@ -179,7 +179,6 @@ TESTS: dict[str, list[str]] = {
     "fald/fewround/rays.py": ["fewround/test_rays.py"],
     "fald/fewround/rounding.py": ["fewround/test_rounding.py"],
     "fald/fewround/weights.py": ["fewround/test_weights.py"],
-    "fald/fewround/adapt.py": _SEARCH,
     "fald/fewround/explorers.py": _SEARCH,
     "fald/fewround/proposal.py": _SEARCH,
     "fald/fewround/search.py": _SEARCH,

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fald
@@ -241,8 +242,15 @@ def test_redundant_columns_are_found_and_others_are_not():
     # a copy with noise of sd s has a variance inflation of 1 + 1/s²
     assert [n for n, _ in redundant_columns(table(u, v, u + 0.08 * w))["inflated"]] == ["0", "2"]
     assert redundant_columns(table(u, v, u + 0.12 * w))["inflated"] == []
-    with pytest.raises(DataError, match="not features"):
-        redundant_columns(fald.FederatedData.from_arrays({"a": u, "b": v}))
+    # a copy that was stored in float32 is one
+    assert redundant_columns(table(u, v, np.float32(u).astype(float)))["copies"] == [("0", "2")]
+    frame = pd.DataFrame({"s": ["a", "b"] * 100, "u": u, "y": 7.0})
+    named = fald.FederatedData.from_frame(frame, site="s", target="y", features=["u"])
+    assert redundant_columns(named)["outcome"] == ["y"]
+    x, y = np.column_stack([u, v]), w
+    for rows in (u, {"x": x, "y": y}, [x, y], (x, y, y), (u, y), (x, x)):
+        with pytest.raises(DataError, match="not features"):
+            redundant_columns(fald.FederatedData.from_arrays({"a": rows}))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -253,6 +261,7 @@ def test_values_that_cannot_be_meant(sign):
     assert absurd_values(table(sign * age, age)) == [
         {"client": c, "column": name, "count": n} for name in "01" for c, n in (("a", 2), ("b", 1))
     ]
+    assert FAR == 10
     # a border: within ten robust sds nothing is called absurd, however lonely
     few = np.tile([-1.0, -0.5, 0.0, 0.5, 1.0], 40)
     scale = 1.4826 * 0.5
@@ -319,8 +328,13 @@ def test_stored_densities_are_those_of_the_rows():
         stored = stats[f"log_{name}"].values.ravel()[taken]
         np.testing.assert_allclose(stored, computed[name], rtol=1e-6)
         assert np.std(stored) > 0.1  # the twin: a constant would be no test
-    with pytest.raises(DataError, match="rows are not here"):
-        prior_sensitivity(tree)
+    assert len(taken) == 1000
+    for about in ((), (model,), (None, data)):
+        with pytest.raises(DataError, match="rows are not here"):
+            prior_sensitivity(tree, *about)
+    tree["posterior"].dataset = tree["posterior"].to_dataset().isel(chain=[0], draw=slice(0, 99))
+    with pytest.raises(DataError, match="takes 100 draws, and there are 99"):
+        prior_sensitivity(tree, model, data)
 
 
 def test_all_kinds_have_a_first_line():

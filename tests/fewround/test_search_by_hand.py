@@ -7,14 +7,17 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import kstest
 from scipy.stats import multivariate_normal as normal
+from scipy.stats import t as student
 
 import fald
 from fald.fewround import adapt, certify, explorers, proposal
 from fald.fewround.proposal import Proposal
 from fald.fewround.search import DrawBatch, Search, State, weigh
-from fald.fewround.target import Derivatives, Target
+from fald.fewround.target import Derivatives, Target, tidy
 from fald.fewround.weights import Precision, Smoothed, moments
+from fald.problem.model import concave
 
 
 def model(logprior_fn, dim):
@@ -43,6 +46,44 @@ def test_curvatures_count_by_their_size_and_a_top_is_told_from_a_saddle():
     assert at([0, 0], curvature=(4.0, 1.0)).concave()
     assert not saddle.concave()
     assert at([0, 0], 7.0, (4.0, 1.0)).log_mass() == pytest.approx(7 - np.log(4) / 2)
+
+
+def test_the_covariance_of_a_top_is_the_inverse_of_its_curvature_whatever_the_units():
+    curvature = np.array([[4.0, 30.0], [30.0, 400.0]])
+    here = at([0, 0])._replace(hessian=-curvature)
+    np.testing.assert_allclose(here.covariance(), np.linalg.inv(curvature), rtol=1e-10)
+    np.testing.assert_allclose(here.log_mass(), -np.log(np.linalg.det(curvature)) / 2)
+    step, length = here._replace(gradient=np.array([1.0, 2.0])).newton()
+    np.testing.assert_allclose(step, np.linalg.solve(curvature, [1.0, 2.0]))
+    assert length == pytest.approx(np.sqrt(step @ curvature @ step))
+
+
+def test_the_mode_of_what_the_sites_report_of_themselves_and_the_prior():
+    sds, centre = np.array([2.0, 0.5]), np.array([1.0, -3.0])
+    target = Target(model(lambda t: -0.5 * jnp.sum((t - centre) ** 2 / sds**2), 2))
+    precision, shift = np.array([[3.0, 1.0], [1.0, 2.0]]), np.array([4.0, 5.0])
+    mode, covariance = target.quadratic_mode(precision, shift, np.zeros(2))
+    whole = precision + np.diag(1 / sds**2)
+    np.testing.assert_allclose(mode, np.linalg.solve(whole, shift + centre / sds**2), rtol=1e-6)
+    np.testing.assert_allclose(covariance, np.linalg.inv(whole), rtol=1e-5)
+
+
+def test_the_mode_is_found_from_afar_where_newtons_steps_overshoot():
+    target = Target(model(lambda t: -6 * jnp.sum(jnp.sqrt(1 + t**2)), 2))
+    precision, shift = np.array([[0.3, 0.1], [0.1, 0.2]]), np.array([4.0, -9.0])
+    mode, _ = target.quadratic_mode(precision, shift, np.array([40.0, 25.0]))
+    slope = shift - precision @ mode - 6 * mode / np.sqrt(1 + mode**2)
+    np.testing.assert_allclose(slope, 0, atol=1e-4)
+
+
+def test_a_prior_whose_top_is_out_of_reach_is_looked_at_where_it_begins():
+    mean, covariance = Target(model(lambda t: t[0] - 1e-12 * t[0] ** 2 - t[1] ** 2, 2)).prior_scale()
+    np.testing.assert_array_equal(mean, 0)
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), [1e3, np.sqrt(0.5)], rtol=1e-6)
+
+
+def test_what_is_no_density_is_none():
+    assert tidy(np.array([np.nan, np.inf, -np.inf, 2.0])).tolist() == [-np.inf, -np.inf, -np.inf, 2.0]
 
 
 @pytest.mark.parametrize("widest", [1e3, 50.0])
@@ -98,7 +139,9 @@ def test_an_explorer_is_on_a_hill_where_it_has_climbed_or_begins_high_enough():
     assert not climbed.on_a_hill(at([0, 0], 0.99), 0.0)
 
 
-@pytest.mark.parametrize(("value", "dip", "dismissed"), [(2.0, 0.05, 1), (2.0, 0.5, 0), (-1.0, 0.5, 0)])
+@pytest.mark.parametrize(("value", "dip", "dismissed"), [
+    (2.0, 0.05, 1), (2.0, 0.1, 1), (2.0, 0.11, 0), (2.0, 0.5, 0), (-1.0, 0.5, 0),
+])  # fmt: skip
 def test_a_path_without_a_valley_leads_to_the_same_hill(value, dip, dismissed):
     """The path is level, below both of its ends: that is the valley."""
     modes = explorers.Modes(Target(FLAT), main=at([0, 0], 0.0))
@@ -115,6 +158,100 @@ def test_an_explorer_that_begins_where_there_is_no_density_is_dismissed():
     nowhere = at([6, 0], -np.inf)._replace(gradient=np.full(2, np.nan))
     modes.receive([nowhere], np.zeros(len(modes.paths(modes.known))), modes.known)
     assert (modes.dismissed, modes.active) == (1, [])
+
+
+def test_scouts_are_a_wide_law_around_the_prior():
+    centre, factor = np.array([3.0, -1.0]), np.array([[2.0, 0.0], [1.0, 0.5]])
+    drawn = explorers.scouts(centre, factor @ factor.T, np.random.default_rng(0))
+    white = np.linalg.solve(factor, (drawn - centre).T)
+    assert drawn.shape == (explorers.NUM_SCOUTS, 2)
+    for along in (*white, (white[0] + white[1]) / np.sqrt(2)):
+        assert kstest(along, student(5).cdf).pvalue > 1e-3
+    assert kstest(white[0], "norm").pvalue < 1e-2  # the twin
+    assert np.corrcoef(np.abs(white))[0, 1] > 0.05  # what is far is so in all directions
+
+
+def test_promising_scouts_are_the_highest_and_others_among_the_high():
+    values = -10.0 * np.arange(1000.0)
+    places = np.arange(1000.0)[:, None]
+    chosen = explorers.promising(places, values, np.random.default_rng(0), 9)[:, 0]
+    assert len(set(chosen)) == len(chosen) == 9
+    assert chosen[0] == 0
+    assert 8 < chosen.max() < 150
+    values[0], values[1:4] = np.nan, (-np.inf, np.nan, np.inf)
+    assert explorers.promising(places, values, np.random.default_rng(0), 9)[0, 0] == 4
+    assert len(explorers.promising(places[:4], values[:4], np.random.default_rng(0), 9)) == 0
+    assert explorers.promising(places, values, np.random.default_rng(0), 1).tolist() == [[4.0]]
+    # where few are as high, all of them are in play
+    level = np.r_[np.zeros(30), np.full(970, -1e4)]
+    found = [explorers.promising(places, level, np.random.default_rng(s), 5)[:, 0] for s in range(100)]
+    assert set(np.concatenate(found)) == set(range(30))
+
+
+def received(modes, here, known=None):
+    """An explorer that sees another hill from where it is; what the paths to known modes say is a valley."""
+    known = modes.known if known is None else known
+    way = np.full(len(modes.paths(known)), -1e6)
+    return modes.receive([here], way, known)
+
+
+def test_an_explorer_goes_so_far_as_it_has_been_led_up():
+    """A hill of sd 1 at 0: five sds at first, then ten; a sixteenth after a step that led down."""
+
+    def hill(x):
+        return Derivatives(np.array([x, 0.0]), -x * x / 2, np.array([-x, 0.0]), -np.eye(2))
+
+    modes = explorers.Modes(Target(FLAT), main=at([500, 0], 0.0))
+    modes.send(np.array([[40.0, 0.0]]))
+    places = [40.0]
+    for _ in range(3):
+        received(modes, hill(places[-1]))
+        places.append(float(modes.active[0].position[0]))
+    assert places == pytest.approx([40, 35, 25, 5])
+    received(modes, hill(places[-1])._replace(value=-1e9))  # lower than the place before
+    assert modes.active[0].position[0] == pytest.approx(25 - 20 / 16)
+    nan = hill(0.0)._replace(value=-np.inf, gradient=np.full(2, np.nan))
+    received(modes, nan)  # no number at all
+    assert modes.active[0].position[0] == pytest.approx(25 - 20 / 256)
+    assert modes.active[0].best.position[0] == 25
+    for _ in range(8):
+        if modes.active:
+            received(modes, nan)
+    assert (modes.dismissed, modes.active) == (1, [])
+
+
+def test_an_explorer_on_top_of_a_hill_of_its_own_is_a_mode_and_one_that_is_known_is_none():
+    for place, count in (([9.0, 0.0], 1), ([500.5, 0.0], 1), ([500.49, 0.0], 0)):
+        modes = explorers.Modes(Target(FLAT), main=at([500, 0], 0.0))
+        modes.send(np.array([place]))
+        received(modes, at(place, -1.0))
+        assert (len(modes.others), modes.dismissed, modes.active) == (count, 1 - count, [])
+    modes = explorers.Modes(Target(FLAT), main=at([500, 0], 0.0))
+    modes.send(np.array([[9.0, 0.0]]))
+    received(modes, at([9.0, 0.0], curvature=(1.0, -1.0)))  # a saddle is none
+    assert modes.others == []
+
+
+def test_the_hill_of_any_known_mode_is_known():
+    known = [at([0, 0], 0.0), at([9, 0], 0.0)]
+    modes = explorers.Modes(Target(FLAT), main=known[0], others=known[1:])
+    modes.send(np.array([[6.0, 0.0]]))
+    here = at([6, 0], -1.0)
+    flat, deep = np.full(23, -0.5), np.full(23, -50.0)
+    assert modes.receive([here], np.concatenate([deep, flat]), known) == []
+    assert (modes.dismissed, modes.active) == (1, [])
+    modes.send(np.array([[6.0, 0.0]]))
+    assert modes.receive([here], np.concatenate([flat, deep]), known) == [here]  # it may be a higher place
+
+
+def test_so_many_explorers_are_under_way_and_none_where_there_is_one_mode():
+    modes = explorers.Modes(Target(FLAT))
+    modes.send(np.zeros((20, 2)))
+    modes.send(np.zeros((20, 2)))
+    assert len(modes.active) == 24
+    alone = explorers.Modes(Target(FLAT), single=True)
+    alone.send(np.zeros((20, 2)))
+    assert alone.active == []
 
 
 def batch(number, centre, size, log_mass=0.0):
@@ -140,6 +277,52 @@ def test_recent_rounds_are_weighed_by_the_mixture_of_their_proposals():
     assert state.log_mass == pytest.approx(np.log(ratios.mean()), abs=1e-9)
     assert state.log_mass == pytest.approx(4.0, abs=5 * ratios.std() / ratios.mean() / np.sqrt(len(ratios)))
     np.testing.assert_allclose(state.newest.weights @ last.positions, state.moments.mean)
+
+
+def test_newtons_method_climbs_alone_while_it_is_far_from_the_only_top():
+    hill = fald.Model(concave(lambda theta: -jnp.sum(theta**2)),
+                      concave(lambda theta, row: jnp.sum(theta * row)), jnp.zeros(2))  # fmt: skip
+    far = at([0, 0])._replace(gradient=np.array([2.1, 0.0]))
+    for model_of, best, batches, fitting, climbing in (
+        (hill, far, 3, False, True), (hill, None, 0, False, True), (hill, far, 4, False, False),
+        (hill, far, 0, True, False), (FLAT, far, 0, False, False),
+        (hill, far._replace(gradient=np.array([1.9, 0.0])), 0, False, False),
+    ):  # fmt: skip
+        search = Search.make(model_of, seed=0, tolerance=0.05)
+        search.best, search.batches, search.fitting = best, [None] * batches, fitting
+        assert search.climbing is climbing
+        assert search.concave is (model_of is hill)
+
+
+@pytest.mark.parametrize(("dim", "sizes"), [
+    (2, (4096, 128, 65536, True, False)), (16, (4096, 256, 262144, True, False)),
+    (60, (8192, 512, 262144, True, False)), (61, (8192, 256, 262144, True, True)),
+    (201, (8192, 256, 262144, False, True)), (500, (16384, 256, 262144, False, True)),
+])  # fmt: skip
+def test_how_much_is_asked_for_follows_from_the_parameters(dim, sizes):
+    s = Search.make(model(lambda theta: 0.0 * jnp.sum(theta), dim), seed=0, tolerance=0.05)
+    assert (s.first_draws, s.num_smoothed, s.most_draws, s.hessians, s.many) == sizes
+    assert not Search.make(FLAT, seed=0, tolerance=0.05, curvature=False).hessians
+
+
+def test_the_trace_says_where_newtons_method_is():
+    search = Search.make(FLAT, seed=0, tolerance=0.05)
+    search.note(draws=3)
+    search.best = at([0, 0])._replace(gradient=np.array([3.0, 4.0]))
+    search.note(khat=0.5)
+    first, second = search.trace
+    assert first["draws"] == 3
+    assert np.isnan([first["newton"], first["khat"], second["ess"]]).all()
+    assert (second["newton"], second["khat"], second["draws"], second["explorers"]) == (5.0, 0.5, 0, 0)
+
+
+def test_reported_quantities_are_certified_with_the_newest_draws():
+    search = Search.make(FLAT, seed=0, tolerance=0.05, report=lambda x: x**2)
+    search.batches = [batch(0, 0.0, 512), batch(1, 0.0, 512)]
+    state = weigh(search)
+    last = search.batches[-1].positions
+    np.testing.assert_array_equal(state.certified, np.concatenate([last, last**2], axis=1))
+    assert len(state.precision.sd) == 4
 
 
 def test_only_so_many_rounds_are_pooled():
