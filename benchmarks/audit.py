@@ -6,6 +6,8 @@ NumPy and XLA, and says by how much their requests differ, relative to the large
 ``replay`` says what it takes to bring a server to each request again, as a new process must.
 ``grid`` runs ``fald.fit`` with and without the grid to which sites round, and compares both with NUTS; its
 lines are kept in ``benchmarks/rounds/results/grid.jsonl``.
+``precision`` runs ``fald.fit`` on all studies whose family adds up in float32, and again in float64 alone;
+its lines are kept in ``benchmarks/rounds/results/precision.jsonl``.
 """
 
 from __future__ import annotations
@@ -215,10 +217,38 @@ def grid(names: list[str], seeds: int) -> None:
             print(json.dumps(row), flush=True)
 
 
+def precision(names: list[str], seeds: int) -> None:
+    """Verdicts with sums in float32 and in float64, and how far means and sds lie apart, in posterior sds."""
+    import fald
+    from benchmarks.rounds import studies
+    from fald.calculus import predicted
+
+    def run(study: Any, seed: int, exact: bool) -> tuple[str, np.ndarray, np.ndarray]:
+        kept = predicted._SINGLE, predicted._DRAWN
+        predicted._SINGLE, predicted._DRAWN = (sys.maxsize,) * 2 if exact else kept
+        try:
+            tree = fald.fit(seed, study.model, study.data, progress=False)
+        finally:
+            predicted._SINGLE, predicted._DRAWN = kept
+        return tree.attrs["verdict"], *(tree["rounds"][key].values[-1] for key in ("mean", "sd"))
+
+    for name in names or studies.names():
+        study = studies.load(name)
+        if study.model.predictor is None or not study.model.predictor.single:
+            continue
+        for seed in range(seeds):
+            verdict, mean, sd = run(study, seed, exact=False)
+            other, exact_mean, exact_sd = run(study, seed, exact=True)
+            row = {"study": name, "seed": seed, "float32": verdict, "float64": other}
+            row["means apart"] = float(np.max(np.abs(mean - exact_mean) / exact_sd))
+            row["sds apart"] = float(np.max(np.abs(sd / exact_sd - 1)))
+            print(json.dumps(row), flush=True)
+
+
 def main() -> int:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.audit", description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("tolerance", "cost", "grid", "replay"))
+    parser.add_argument("what", choices=("tolerance", "cost", "grid", "replay", "precision"))
     parser.add_argument("studies", nargs="*")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--features", type=int, default=9)
@@ -231,6 +261,8 @@ def main() -> int:
             replays(name)
     elif given.what == "grid":
         grid(given.studies or list(GRID_STUDIES), given.seeds)
+    elif given.what == "precision":
+        precision(given.studies, given.seeds)
     else:
         for num_sites in (4, 20):
             for audit in (False, True, False, True):  # the first of each compiles

@@ -24,7 +24,6 @@ import numpy as np
 
 STORED = Path(__file__).parent / "speed" / "networks.json"
 KILLED_AT, ENDS_AT = 7, 12  # rounds
-MEASURED = {"cnn": 40, "perceptron": 200}  # rounds whose memory is looked at
 
 
 def problem() -> tuple[Any, Any, Any]:
@@ -39,20 +38,26 @@ def problem() -> tuple[Any, Any, Any]:
 
 
 def in_use() -> int:
-    """Bytes of memory in use, without pages of files, which come and go with what else the machine does."""
+    """Bytes of memory that the process has."""
     with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
 
 
-def sampled(rounds: int, folder: str = "") -> dict[str, Any]:
-    """Rounds of ``fald.sample`` with a sink: seconds of each, what is left over, memory after each."""
+def sampled(rounds: int, name: str = "cnn", folder: str = "") -> dict[str, Any]:
+    """Rounds of ``fald.sample`` with a sink: seconds of each, what is left over, memory in MB after each."""
+    import jax
+
     import fald
+    from fald.lab import networks
 
-    model, _, data = problem()
+    model, data = getattr(networks, name)(), problem()[2]
     seen: list[tuple[float, float]] = []
+    held, used = [], []
 
     def look(number: int, positions: Any, stats: Any) -> None:
         seen.append((time.monotonic(), time.process_time()))
+        held.append(sum(array.nbytes for array in jax.live_arrays()) / 1e6)
+        used.append(in_use() / 1e6)
         if folder:
             print(number, flush=True)
 
@@ -68,43 +73,20 @@ def sampled(rounds: int, folder: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {"draws": hashlib.sha256(mean.tobytes()).hexdigest()[:16]}
     if len(seen) > 1:
         wall, cpu = ((seen[-1][i] - seen[0][i]) / (len(seen) - 1) for i in (0, 1))
+        first = min(20, len(seen) - 1)
+        late = used[first:]
         found |= {
             "cpu_seconds_a_round": cpu,
             "cpu_seconds": ended[1] - began[1],
             "wall_seconds_beside_rounds": ended[0] - began[0] - rounds * wall,
             "cpu_seconds_beside_rounds": ended[1] - began[1] - rounds * cpu,
+            "arrays_held_after_round_20": [min(held[first:]), max(held[first:])],
+            "in_use_after_round_20": [min(late), max(late)],
+            "in_use_on_average_in_the_first_and_last_third_after_round_20": [
+                float(np.mean(part[: max(1, len(late) // 3)])) for part in (late, late[::-1])
+            ],
         }
     return found
-
-
-def memory(rounds: int, name: str) -> dict[str, Any]:
-    """MB after the rounds of a run with a sink: arrays that are held, and memory in use by the process.
-
-    The latter moves up and down where there are convolutions, in steps of 16 MB.
-    """
-    import jax
-
-    import fald
-    from fald.lab import networks
-
-    model, data = getattr(networks, name)(), problem()[2]
-    held, used = [], []
-
-    def look(number: int, positions: Any, stats: Any) -> None:
-        held.append(sum(array.nbytes for array in jax.live_arrays()) / 1e6)
-        used.append(in_use() / 1e6)
-
-    fald.sample(
-        0, model, data, num_rounds=rounds, local_steps=10, step_size=1e-7, temperature=0.1, batch_size=64,
-        num_chains=1, sinks=[fald.sinks.RunningMoments(rank=0)], callback=look, progress=False,
-    )  # fmt: skip
-    first = min(20, rounds - 1)
-    return {
-        "rounds": rounds,
-        "arrays_held_after_round_20": [min(held[first:]), max(held[first:])],
-        "in_use_after_round_20": [min(used[first:]), max(used[first:])],
-        "in_use_in_last_round": used[-1],
-    }
 
 
 def by_hand(rounds: int) -> dict[str, Any]:
@@ -118,36 +100,47 @@ def by_hand(rounds: int) -> dict[str, Any]:
 
 
 def apart(what: str, *arguments: Any) -> dict[str, Any]:
-    """The same in a process of its own."""
+    """The same in a process of its own, which compiles for itself."""
     command = [sys.executable, "-m", "benchmarks.networks", what, *map(str, arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    alone = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env={**alone, "FALD_CACHE": "off"}
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def killed() -> bool:
     """Whether a run that is killed in its middle goes on to the draws of one that is not."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.networks", "sampled", str(ENDS_AT), f"{folder}/run"]
+        asked = ["sampled", str(ENDS_AT), "cnn", f"{folder}/run"]
+        command = [sys.executable, "-m", "benchmarks.networks", *asked]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 if line.strip() == str(KILLED_AT):
                     os.kill(process.pid, signal.SIGKILL)
                     break
-        resumed = apart("sampled", ENDS_AT, f"{folder}/run")
-        whole = apart("sampled", ENDS_AT, f"{folder}/other")
+        resumed = apart("sampled", ENDS_AT, "cnn", f"{folder}/run")
+        whole = apart("sampled", ENDS_AT, "cnn", f"{folder}/other")
     return process.returncode == -signal.SIGKILL and resumed["draws"] == whole["draws"]
 
 
 def main(rounds: int) -> None:
-    """All of it, stored."""
-    ours, hand = apart("sampled", rounds), apart("by_hand", rounds)
+    """All of it, stored; the loop by hand before and after, as what else the machine does changes."""
+    parts = [rounds - rounds // 2, rounds // 2]
+    before, ours, after = (
+        apart("by_hand", parts[0]),
+        apart("sampled", rounds),
+        apart("by_hand", parts[1]),
+    )
+    hand = before["cpu_seconds"] + after["cpu_seconds"]
     found = {
         "rounds": rounds,
+        "load": os.getloadavg()[0],
         "fald": ours,
-        "by hand": hand,
-        "cpu, times the loop by hand": ours["cpu_seconds"] / hand["cpu_seconds"],
-        "memory": {name: apart("memory", min(rounds, most), name) for name, most in MEASURED.items()},
+        "by hand": {"cpu_seconds": hand},
+        "cpu, times the loop by hand": ours["cpu_seconds"] / hand,
+        "a perceptron": apart("sampled", rounds, "perceptron"),
         "killed and resumed to the same draws": killed(),
     }
     STORED.write_text(json.dumps(found, indent=1) + "\n")
@@ -157,8 +150,6 @@ def main(rounds: int) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["sampled"]:
         print(json.dumps(sampled(int(sys.argv[2]), *sys.argv[3:])))
-    elif sys.argv[1:2] == ["memory"]:
-        print(json.dumps(memory(int(sys.argv[2]), sys.argv[3])))
     elif sys.argv[1:2] == ["by_hand"]:
         print(json.dumps(by_hand(int(sys.argv[2]))))
     else:

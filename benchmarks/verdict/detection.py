@@ -1,7 +1,7 @@
 """``python -m benchmarks.verdict.detection``: how often a second mode is found, by width, mass, dimension.
 
 Two normals: N(0, I), which the proposal knows exactly, and another of some share of the mass, width and
-distance. Climbers set out and step up for three rounds, with the exact log density and gradient instead of
+distance. Climbers and lookouts look for three rounds, with the exact log density and gradient instead of
 sites, and have found the second mode when one of the places to which they send explorers lies on its hill,
 from where Newton's method leads to its top. Whole fits look in further ways (sites' own optima, the prior,
 rays), so that they find no less.
@@ -57,8 +57,11 @@ def found(dim: int, width: float, seed: int, *, mass: float, apart: float, narro
     climbers = Climbers(proposal.gaussian(np.zeros(dim), np.eye(dim)), rng, _REACH)
     for _ in range(_ROUNDS):
         along, seen = derivatives(climbers.paths(np.zeros(dim)))[0], climbers.lookouts
+        lines = climbers.far_lookouts
         sent = climbers.climb(*derivatives(climbers.positions), along)
         climbers.watch(seen, derivatives(seen)[0] + np.sum(seen**2, axis=1) / 2)
+        if len(lines):
+            climbers.watch_far(derivatives(lines)[0])
         near, far = levels(sent)
         if np.any(far > near):
             return True

@@ -6,8 +6,18 @@ import sys
 import pytest
 
 from fald.core.errors import ConfigError
-from fald.core.files import sole_owner
+from fald.core.files import lock, sole_owner
 
+FORK = """
+import os, pathlib, sys, time
+from fald.core.files import locked
+with locked(pathlib.Path(sys.argv[1])):
+    if not os.fork():
+        sys.stdin.read()
+        os._exit(0)
+print("left", flush=True)
+sys.stdin.read()
+"""
 HOLD = """
 import sys, pathlib
 from fald.core.files import sole_owner
@@ -64,3 +74,13 @@ def test_a_folder_that_exists_stays_as_it_was(tmp_path):
     with sole_owner(tmp_path):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_lock_ends_with_its_block_although_a_forked_process_lives_on(tmp_path):
+    """Programs that load rows fork, and what is forked has all files of its parent open."""
+    command = [sys.executable, "-c", FORK, str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "left\n"
+        with open(tmp_path / "lock") as first, open(tmp_path / "lock") as second:
+            assert lock(first)
+            assert not lock(second)  # the twin

@@ -52,6 +52,13 @@ def shapes(features): return made(lambda p, x, y: x * p["a"])
 def many(features): return made(lambda p, x, y: p["a"] * jnp.ones(10**12))
 def greedy(features): return made(start={"a": jnp.array(0.0), "b": jnp.asarray(np.ones(10**12))})
 def leaving(features): os._exit(3)
+def exiting(features): raise SystemExit(0)
+def printing(features):
+    while True: print("x" * 10**5)
+def forking(features):
+    if not os.fork():
+        time.sleep(600)
+    return spinning(features)
 def no_model(features): return "a string"
 """
 POINTS = "[fald.models]\n" + "".join(
@@ -116,6 +123,21 @@ def test_a_package_that_is_installed_anew_is_seen_by_processes_that_run(tmp_path
         (about / "entry_points.txt").write_text("[fald.models]\nmodel = later:model\n")
         importlib.invalidate_caches()
         assert versions("later:model").endswith(f"with later {version}")
+    FAMILIES.refresh()
+
+
+@pytest.mark.parametrize("mistake", ["raise SystemExit(0)", "1 / 0", "import no_such_package"])
+def test_a_package_that_cannot_be_imported_is_named(mistake, tmp_path, monkeypatch):
+    """One that ends Python with its own exit code would otherwise let a command end as if all were well."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "leaver.py").write_text(mistake)
+    about = tmp_path / "leaver-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: leaver\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[fald.models]\nmodel = leaver:model\n")
+    FAMILIES.refresh()
+    with pytest.raises(ConfigError, match="the model family 'leaver:model' cannot be loaded"):
+        FAMILIES["leaver:model"]
     FAMILIES.refresh()
 
 
@@ -250,7 +272,8 @@ def test_whatever_a_model_does_ends_in_a_refusal_and_the_site_stays_up(package, 
         assert refusal(site.open(f"mischief:{name}")) == unsaid, name
         assert logged in site.log, name
     assert "77." not in refusal(site.open("mischief:quoting"))
-    assert "has ended" in refusal(site.open("mischief:leaving"))
+    for name in ("leaving", "exiting"):
+        assert "has ended: its code ended it" in refusal(site.open(f"mischief:{name}"))
     assert site.open("mischief:later", run=1).values["rows"] == 20
     assert site.begin().kind == "reply"
     site.limit(2)
@@ -259,10 +282,11 @@ def test_whatever_a_model_does_ends_in_a_refusal_and_the_site_stays_up(package, 
     assert site.worker._confined._process is None
     assert refusal(site.ask(2, 2.0)) == said  # asked again in the same session it says so at once
     assert site.worker._confined._process is None
-    for name in ("spinning", "looping"):
+    for name in ("spinning", "looping", "printing", "forking"):  # the last has the site's locks twice
         said = refusal(site.open(f"mischief:{name}"))
         assert said == f"the model 'mischief:{name}' takes more than 2 s for a request (max-seconds)"
         assert said in site.log
+    assert len(site.log) < 1_500_000
 
     site.limit(600)
     assert site.open("mischief:later", run=1).values["rows"] == 20

@@ -21,7 +21,7 @@ from fald.federation.site import confined, worker
 from fald.federation.site.confined import Confined, Limits
 
 STAND_IN = """
-import json, os, sys, time
+import json, os, subprocess, sys, time
 from multiprocessing.connection import Connection
 pipe, letters = Connection(int(sys.argv[1])), int(sys.argv[2])
 about = json.loads(pipe.recv_bytes())
@@ -41,6 +41,14 @@ while True:
         os.ftruncate(letters, 0)
     if content == b"long":
         content = b"x" * 101
+    if content == b"print":
+        print("x" * 10**6 + "the end", flush=True)
+    if content == b"child":
+        kept = [1, 2, int(sys.argv[1]), letters]
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=kept)
+        content = b"%d" % child.pid
+    if content == b"twice":
+        pipe.send_bytes((5).to_bytes(8, "little"))
     if content == b"who":
         who = {"pid": os.getpid(), "session": os.getsid(0), "stdin": sys.stdin.read(), "about": about}
         content = json.dumps({**who, "safe": sys.flags.safe_path}).encode()
@@ -72,11 +80,12 @@ def who(process):
 
 
 def gone(pid):
+    """Whether a process has ended; of one that is not ours, somebody else may not have noticed yet."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except (ProcessLookupError, FileNotFoundError) as error:
+        return isinstance(error, ProcessLookupError) or os.path.isdir("/proc/self")
 
 
 def test_one_process_answers_all_messages(made, tmp_path):
@@ -88,11 +97,12 @@ def test_one_process_answers_all_messages(made, tmp_path):
     assert first["session"] == first["pid"] != os.getpid()  # what ends the site's terminal does not end it
     assert first["stdin"] == ""
     assert first["safe"]  # nothing is imported from the folder it is started in
-    assert (tmp_path / "log").read_text() == "words of a model\n" * 3
     process.stop()
     assert gone(first["pid"])
+    assert (tmp_path / "log").read_text().startswith("words of a model\n" * 3)
     process.stop()  # again, which is no error
     assert who(process)["pid"] != first["pid"]
+    process.stop()
     # what the first one says when its pipe closes, before it is killed, may stand between
     assert (tmp_path / "log").read_text().count("words of a model\n") == 4
 
@@ -106,6 +116,47 @@ def test_a_model_that_takes_too_long_is_ended(made):
         process.handle(b"wait", "m")
     assert gone(pid)
     assert process.handle(b"hello", "m") == b"hello"  # by another
+
+
+@pytest.mark.parametrize("word", [b"wait", b"end"])
+def test_what_a_model_has_started_ends_with_it(made, word):
+    """It may hold the site's locks, its end of the pipe, and a processor."""
+    process = made(seconds=5.0)
+    child = int(process.handle(b"child", "m"))
+    assert not gone(child)
+    process._limits = Limits(0.2, 77)
+    with pytest.raises(PolicyError):
+        process.handle(word, "m")
+    for _ in range(1000):  # it was ended; when, is the system's to say
+        if gone(child):
+            return
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("it runs on")
+
+
+def test_a_log_takes_the_beginning_of_endless_words(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(confined, "_MOST_PRINTED", 300_000)
+    process = made()
+    for _ in range(3):
+        assert process.handle(b"print", "m") == b"print"
+    process.stop()
+    log = (tmp_path / "log").read_bytes()
+    assert log.count(b"the model prints more, which is not kept\n") == 1
+    assert log.startswith(b"words of a model\nxxx")
+    assert log.count(b"x") == 300_000 - len("words of a model\n")
+    assert b"the end" not in log
+
+
+def test_an_answer_that_nobody_asked_for_ends_a_process(made):
+    """Of a model that has copied itself, the second answer is none to the next message."""
+    process = made()
+    assert process.handle(b"twice", "m") == b"twice"
+    while not process._pipe.poll():
+        time.sleep(0.01)
+    with pytest.raises(PolicyError, match="has ended"):
+        process.handle(b"hello", "m")
+    assert process.handle(b"hello", "m") == b"hello"
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not list open files")
@@ -285,9 +336,9 @@ def test_the_process_ends_with_its_site(monkeypatch):
     parents, slept, ended = [7, 7, 1], [], []
     monkeypatch.setattr(os, "getppid", lambda: parents.pop(0))
     monkeypatch.setattr(confined.time, "sleep", slept.append)
-    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(os, "killpg", lambda *given: ended.append(given))
     confined._end_with(7)
-    assert (slept, ended, parents) == ([1.0, 1.0], [1], [])
+    assert (slept, ended, parents) == ([1.0, 1.0], [(0, signal.SIGKILL)], [])
 
 
 def test_the_module_is_a_program(monkeypatch):

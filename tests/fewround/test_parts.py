@@ -325,11 +325,10 @@ def test_a_proposal_that_is_lost_begins_again_at_the_highest_point_known(below, 
         np.testing.assert_allclose(found.factors[0], np.diag([1.0, 0.5]))
 
 
-def climbed(share, width, rounds, watched=False):
-    """What climbers around N(0, I) in 20 dimensions find of N(c, width² I) with that share, 6 sds away."""
-    d = 20
+def climbed(share, width, rounds, watched=False, *, d=20, apart=6.0):
+    """What climbers around N(0, I) find of N(c, width² I) with that share, so many sds away."""
     centre = np.zeros(d)
-    centre[:4] = 3.0
+    centre[:4] = apart / 2
 
     def derivatives(x):
         near, far = -np.sum(x**2, axis=1) / 2, -np.sum((x - centre) ** 2, axis=1) / 2 / width**2
@@ -338,14 +337,16 @@ def climbed(share, width, rounds, watched=False):
         slope = -np.exp(near - value)[:, None] * x
         return value, slope - np.exp(far - value)[:, None] * (x - centre) / width**2
 
-    climbers = Climbers(proposal.gaussian(np.zeros(d), np.eye(d)), np.random.default_rng(3))
+    climbers = Climbers(proposal.gaussian(np.zeros(d), np.eye(d)), np.random.default_rng(3), 1000.0)
     found = []
     for _ in range(rounds):
         along = derivatives(climbers.paths(np.zeros(d)))[0]
-        seen = climbers.lookouts
+        seen, lines = climbers.lookouts, climbers.far_lookouts
         found.append(climbers.climb(*derivatives(climbers.positions), along))
         if watched:
             climbers.watch(seen, derivatives(seen)[0] + np.sum(seen**2, axis=1) / 2)
+            if len(lines):
+                climbers.watch_far(derivatives(lines)[0])
     return [np.linalg.norm(f - centre, axis=1) for f in found], len(climbers.positions)
 
 
@@ -396,6 +397,14 @@ def test_lookouts_find_a_narrow_hill_among_many_parameters():
     # nobody else is on it by then, and where there is none nothing is found
     assert len(climbed(0.1, 0.7, 3)[0][2]) == 0
     assert sum(len(f) for f in climbed(0.0, 0.7, 3, watched=True)[0]) == 0
+
+
+def test_lookouts_find_a_narrow_hill_far_out():
+    # fewer than one in a thousand lines from the known mode cross what belongs to it
+    found, _ = climbed(0.25, 0.7, 3, watched=True, d=10, apart=33.0)
+    assert found[2].min() < 3
+    assert len(climbed(0.25, 0.7, 3, d=10, apart=33.0)[0][2]) == 0
+    assert sum(len(f) for f in climbed(0.0, 0.7, 3, watched=True, d=10)[0]) == 0
 
 
 def thin_directions(share):

@@ -177,6 +177,21 @@ def test_the_client_with_the_bad_rows_is_named():
     assert error.tree is None
 
 
+def test_a_row_with_a_missing_value_is_named():
+    rows = np.ones((5, 2), np.float32)
+    model = fald.models.gaussian_location(np.eye(2).tolist())
+    for bad in (None, 3):
+        if bad is not None:
+            rows[bad, 1] = np.nan
+        data = fald.FederatedData(rows, np.array([0, 2, 5]), ("good", "other"))
+        if bad is None:
+            run(model, data, 1e-3)
+        else:
+            error = diverges(model, data, 1e-3)
+            assert "client 'other'" in error.message
+            assert error.message.endswith("a missing or infinite value in row 1")
+
+
 def test_a_prior_without_a_value_is_named():
     model = fald.Model(
         logprior_fn=lambda p: jnp.log(p["mean"]),

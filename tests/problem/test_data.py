@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -456,3 +458,21 @@ def test_what_a_run_will_do_with_the_rows_is_said():
     assert "client 'a' and another" in remarks(two, 5)[0]
     small = fald.FederatedData.from_arrays({"a": (1.7e9 + rng.normal(size=(50, 1))).astype(np.float32)})
     assert remarks(small, None) == []
+
+
+def test_labels_that_an_own_likelihood_has_no_place_for_are_said():
+    from fald.problem.remarks import remarks
+
+    def model(wrap=lambda f: f):
+        term = wrap(lambda p, row: jax.nn.log_softmax(row[0] @ p)[row[1]])
+        return fald.Model(lambda p: -jnp.sum(p**2), term, jnp.zeros((2, 3)))
+
+    x, y, offsets = np.ones((6, 2)), np.array([0, 1, 2, 0, 2, 1]), np.array([0, 4, 6])
+    labelled = {by: FederatedData((x, y + by), offsets, ("a", "b")) for by in (0, 1)}
+    assert remarks(labelled[0], None, model=model()) == []
+    (said,) = remarks(labelled[1], None, model=model())
+    assert "row 2 of client 'a' looks outside an array" in said
+    read = FederatedData.from_read(lambda client, index: (x[index], y[index] + 1), {"c": 2, "d": 6})
+    assert "row 2 of client 'd'" in remarks(read, None, model=model())[0]
+    assert remarks(labelled[1], None, model=model(), private=True) == []  # a row is nobody's business then
+    assert remarks(labelled[1], None, model=model(jax.checkpoint)) == []  # which JAX cannot look into

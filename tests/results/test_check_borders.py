@@ -55,7 +55,13 @@ def test_the_worst_parameter_is_named():
     alone = [{"parameter": p, "prior": v, "likelihood": 0.0} for p, v in (("a", 0.06), ("b", 0.9))]
     check = found({**CHAIN, "prior": alone}, "Prior and rows")
     assert (check.colour, check.shown) == ("amber", "0.900")
-    assert "say little about b" in check.sentence
+    assert "say little about b, a: what is known" in check.sentence
+    many = [{"parameter": p, "prior": 0.2, "likelihood": 0.0} for p in "abcd"]
+    assert "about a, b, c and 1 more" in found({**CHAIN, "prior": many}, "Prior and rows").sentence
+    # what the prior alone tells is said beside a disagreement, and the disagreement is not repeated there
+    check = found({**CHAIN, "prior": [*pulls, alone[1] | {"parameter": "z"}]}, "Prior and rows")
+    assert "about b (2 of 4 parameters)" in check.sentence
+    assert "say little about z: what is known" in check.sentence
     one = [SENSITIVE, {"parameter": "b", "prior": 0.06, "likelihood": 1.0}]
     assert "about b: the prior" in found({**CHAIN, "prior": one}, "Prior and rows").sentence
     for value, expected in ((0.05, "green"), (0.0501, "amber"), (0.3, "amber"), (0.301, "red")):
@@ -106,6 +112,22 @@ def test_distances_are_told_where_they_are_known():
         "2 modes" in found({**FITTED, "modes": 2, "proved": "because it is so"}, "Further solutions").sentence
     )
     assert "There are 1 further solutions: the posterior has 2 modes" in two
+
+
+def test_sites_that_are_too_small_to_be_compared_are_not_said_to_be_as_expected():
+    whole = found(FITTED, "Outcomes of the sites").sentence
+    assert whole.startswith("Every site has the outcomes")
+    small = {**FIT["sites"][0], "client": "s", "rows": 3, "seen": None, "distance": None}
+    beside = {**FITTED, "predictive": {**FIT, "sites": [*FIT["sites"], small]}}
+    said = found(beside, "Outcomes of the sites").sentence
+    assert said.startswith("Every site with ten rows or more has the outcomes")
+
+
+def test_more_chains_are_not_advised_where_there_are_none():
+    few = {"summary": [{**ROW, "ess_bulk": 90.0}]}
+    advice = [found(of_run(facts, **few), "Effective draws (ESS)").advice for facts in (CHAIN, FITTED)]
+    assert "more chains" in advice[0]
+    assert advice[1] == "allow more rounds"
 
 
 def test_values_far_apart_are_listed_up_to_five():
@@ -230,6 +252,12 @@ def test_modes_weights_and_targets_that_do_not_apply():
     ):
         check = found({**FITTED, "modes": count}, "Further solutions")
         assert (check.colour, check.shown, bool(check.advice)) == (expected, shown, expected == "amber")
+        # a search that was not brought to its end has not shown that there is one solution alone
+        ended = found({**of_run(FITTED, verdict="not reached"), "modes": count}, "Further solutions")
+        assert ended.colour == ("none" if count < 2 else "amber")
+        assert ("not judged" in ended.sentence) is (count < 2)
+    proved = {**of_run(FITTED, verdict="not reached"), "proved": "because it is so"}
+    assert found(proved, "Further solutions").colour == "green"
     named = [c.name for c in made_checks({**FITTED, "modes": None})]
     assert "Further solutions" not in named
     assert "Importance weights (k-hat)" not in [c.name for c in made_checks(of_run(FITTED, khat=None))]

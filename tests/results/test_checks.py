@@ -322,6 +322,10 @@ def test_stored_densities_are_those_of_the_rows():
     data, model = pressures(10.0), fald.models.linear_regression(["drug", "age"])
     tree = fald.fit(0, model, data, progress=False)
     stats = tree["sample_stats"].to_dataset()
+    alike = tree.copy()
+    alike["posterior"].dataset = tree["posterior"].to_dataset() * 0 + 1
+    with pytest.raises(DataError, match="all alike"):
+        prior_sensitivity(alike)
     tree["sample_stats"].dataset = stats.drop_vars(["log_prior", "log_likelihood"])
     taken, computed = _log_densities(tree, model, data)
     for name in ("prior", "likelihood"):

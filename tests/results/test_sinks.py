@@ -172,10 +172,44 @@ def test_a_callback_sees_every_draw_and_may_stop():
         np.testing.assert_allclose(array, whole.arrays[name][:, :3], rtol=1e-6)
     with pytest.raises(ConfigError, match="callback must be"):
         sampled(callback=3)
+    with pytest.raises(ConfigError, match="callback must be"):
+        sampled(callback=lambda round_number: None)
     with pytest.raises(ConfigError, match="sinks must come"):
         sampled(sinks=["draws.nc"])
+    with pytest.raises(ConfigError, match="in a list"):
+        sampled(sinks=fald.sinks.RunningMoments())
+    with pytest.raises(ConfigError, match="or be a result of"):
+        sampled(initial_position="fedavg.nc")
     with pytest.raises(ConfigError, match="the same sink is given twice"):
         sampled(sinks=2 * [fald.sinks.RunningMoments()])
+
+
+def test_a_callback_that_fails_leaves_the_draws_before_it(tmp_path):
+    seen = []
+
+    def fails(round_number, positions, stats):
+        seen.append(round_number)
+        if round_number == 9:
+            raise ValueError("of the caller's own")
+
+    with pytest.raises(ValueError, match="of the caller's own") as caught:
+        sampled(callback=fails, checkpoint=tmp_path)
+    whole, kept = fald.positions(sampled(), MODEL), fald.positions(caught.value.tree, MODEL)
+    for name, array in kept.arrays.items():
+        np.testing.assert_array_equal(array, whole.arrays[name][:, :2])
+    assert caught.value.__notes__ == ["after round 7 of 13; draws so far are in `tree`"]
+    resumed = fald.positions(sampled(callback=lambda *now: seen.append(now[0]), checkpoint=tmp_path))
+    assert seen == [5, 7, 9, 9, 11, 13]
+    for name, array in resumed.arrays.items():
+        np.testing.assert_array_equal(array, whole.arrays[name])
+
+
+def test_other_files_in_the_folder_of_draws_stay(tmp_path):
+    (tmp_path / "draws-of-mine.nc").write_text("")
+    files = fald.sinks.DrawFiles(tmp_path)
+    sampled(sinks=[files])
+    assert files.tree()["posterior"].sizes["draw"] == 5
+    assert (tmp_path / "draws-of-mine.nc").exists()
 
 
 def test_a_sink_that_saw_nothing_says_so(tmp_path):

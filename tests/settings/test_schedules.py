@@ -168,6 +168,7 @@ def test_numbers_can_be_taken_out_of_a_schedule_and_not_out_of_a_function():
         (lambda step: jnp.ones(2) * step, "gives no number"),
         (lambda step: jnp.where(step < 1, 0.0, 1.0), "got 0 at step 0"),
         (lambda step: jnp.where(step < 9, 1.0, -1.0), "got -1 at step 9"),
+        (lambda step: jnp.where(step == 4, -1.0, 1.0), "got -1 at step 4"),
         (lambda step: jnp.where(step < 9, 1.0, jnp.nan), "got nan at step 9"),
         (lambda step: jnp.where(step < 9, 1.0, jnp.inf), "got inf at step 9"),
     ],
@@ -266,11 +267,13 @@ TWO, CYCLE = fald.with_replacement(2), [schedules.Phase(2, 0.01), schedules.Phas
 LONGER = [schedules.Phase(3, 0.03, temperature=0.5), schedules.Phase(5, 0.01, 0.002, draws=1)]
 # of each row of the table in docs/how-to/networks.md: settings of runs, and how many programs they need
 COMPILED = {
-    "K, η, τ > 0, 0 < ρ < 1, clipping norm, rounds, warm-up, thinning, seed": [
+    "K, η, τ > 0, 0 < ρ < 1, clipping norm, momentum > 0, rounds, warm-up, thinning, seed, sinks, callback": [
         ([{}, {"local_steps": 7}, {"step_size": 0.02}, {"temperature": 0.5}, {"rng_key": 2}], 1),
         ([{}, {"num_rounds": 9}, {"num_rounds": 9, "num_warmup": 2, "thinning": 3}], 1),
         ([{"correlation": 0.3}, {"correlation": 0.9, "local_steps": 5}], 1),
         ([{"clip_norm": 1.0}, {"clip_norm": 2.0}], 1),
+        ([{"momentum": 0.5}, {"momentum": 0.9, "local_steps": 7}], 1),
+        ([{}, {"sinks": [fald.sinks.RunningMoments()]}, {"callback": lambda *seen: None}], 1),
     ],
     "numbers of a schedule of `fald.schedules`, lengths and temperatures of phases": [
         (
@@ -292,10 +295,11 @@ COMPILED = {
         ([{"data": other_clients(6, 4, 5)}, {"data": other_clients(6, 4, 5, 5)}], 2),
         ([{"data": other_clients(6, 4, 5)}, {"data": other_clients(6, 4, 7)}], 2),
     ],
-    "ρ = 0, 0 < ρ < 1 or ρ = 1; τ = 0 or not; clipping or not": [
+    "ρ = 0, 0 < ρ < 1 or ρ = 1; τ = 0 or not; clipping, momentum, preconditioner or not": [
         ([{"correlation": rho} for rho in (0.0, 0.5, 1.0, 0.0)], 3),
         ([{}, {"temperature": 0.0}, {"temperature": 0.0, "step_size": 0.02}], 2),
         ([{}, {"clip_norm": 1.0}, {"clip_norm": None}], 2),
+        ([{}, {"momentum": 0.5}, {"preconditioner": "rms"}, {"momentum": 0.5, "preconditioner": "rms"}], 4),
     ],
     "the model or its shapes": [([{}, {"model": dataclasses.replace(MODEL)}], 2)],
     "number of phases or of their draws": [

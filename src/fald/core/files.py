@@ -116,6 +116,7 @@ def locked(path: Path) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(file, fcntl.LOCK_UN)  # closing would not do: a process that was forked has it open too
         os.close(file)
 
 

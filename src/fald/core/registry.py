@@ -77,7 +77,7 @@ class Registry(Mapping[str, Any]):
             )
         try:
             return points[0].load()
-        except Exception as error:  # whatever somebody else's module raises when it is imported
+        except (Exception, SystemExit) as error:  # whatever somebody else's module raises
             raise ConfigError(
                 f"the {self.kind} {name!r} cannot be loaded: {type(error).__name__}: {error}",
                 hint="is everything installed that its package needs?",

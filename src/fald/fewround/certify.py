@@ -23,6 +23,7 @@ _ARRIVED = 0.5  # Newton's step in sds at which a mode is found
 _RHAT_LIMIT = 1.01
 _QUARTERS = 4  # groups of chains, by where they began
 _SPARE = 0.02  # of the mass, that may be missed around the top
+ON_ITS_WAY = 1 / 3  # of the tolerance, by which chains may still remember where they began
 _GAIN = 0.05  # nats by which a round must raise the top for it to be rising still
 
 
@@ -379,8 +380,9 @@ def _rhat(start: Array, end: Array) -> float:
 def scores(positions: Array, gradients: Array, tolerance: float, names: list[str]) -> Condition:
     """Whether draws obey E[∂_j log π] = 0 and E[(z_j − c) ∂_j log π] = −1, which hold for the posterior.
 
-    They are looked at in coordinates z in which the draws have unit covariance: where parameters are strongly
-    correlated, the same means along single parameters are too noisy to say anything.
+    They may be off by their standard errors, and by what chains may be on their way yet. They are looked at
+    in coordinates z in which the draws have unit covariance: where parameters are strongly correlated, the
+    same means along single parameters are too noisy to say anything.
 
     Parameters
     ----------
@@ -388,8 +390,8 @@ def scores(positions: Array, gradients: Array, tolerance: float, names: list[str
         (M, d) draws, and the gradient of the log posterior there. Distinct ones are independent; a chain that
         did not move, and copies of it, are one.
     tolerance
-        Wanted precision of means and sds. The identities must be known well enough to be of use: to four
-        times as much.
+        Wanted precision of means and sds. The identities must be known well enough to be of use: what they
+        say of a mean and of an sd to four times as much.
     names
         Of the parameters.
     """
@@ -400,11 +402,22 @@ def scores(positions: Array, gradients: Array, tolerance: float, names: list[str
     terms = np.concatenate([slopes, 1 + white * slopes], axis=1)[first]
     mean = shares @ terms
     off, error = np.abs(mean), np.sqrt(shares**2 @ (terms - mean) ** 2)
+    # that the second identity is off by 2x means that the sd is by x
+    units = np.repeat([1.0, 2.0], positions.shape[1])
+    spare = ON_ITS_WAY * tolerance * units
     # at 1% over all, so that it seldom refuses what is right
     most = float(ndtri(1 - 0.01 / (2 * len(off))))
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.nan_to_num(np.maximum(off / error / most, most * error / (4 * tolerance)), nan=np.inf)
-    worst = int(np.argmax(ratio))
+        ratio = np.nan_to_num(np.maximum(off - spare, 0.0) / error / most, nan=np.inf)
+    worst, vague = int(np.argmax(ratio)), int(np.argmax(error / units))
+    needed = 4 * tolerance * units[vague] / most
+    if ratio[worst] <= 1 and error[vague] > needed:
+        return Condition(
+            "precision of scores",
+            False,
+            f"whether chains balance the gradient along {names[vague % len(names)]} is not known: a standard "
+            f"error of {error[vague]:.3f} is more than {needed:.3f}",
+        )
     return Condition(
         "scores",
         bool(ratio[worst] <= 1),

@@ -120,7 +120,7 @@ def chain_checks(
         ),
         Condition(
             "bias",
-            bool(left[far] <= tolerance / 3),
+            bool(left[far] <= certify.ON_ITS_WAY * tolerance),
             f"{labels[far]} is still on its way from the start: about {left[far]:.3f} sd to go",
         ),
         Condition(

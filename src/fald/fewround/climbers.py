@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fald.fewround import lookouts
 from fald.fewround.proposal import Proposal
 
 Array = NDArray[Any]
@@ -30,16 +31,11 @@ _MOST_THIN, _MOST_RAYS = 4, 16  # such directions of a shell, and of all of them
 _ALIKE = 0.95  # cosine of two directions that are one
 _OUT, _CROWD = 5.0, 3  # sds from the centre that are far out, and how many there show a direction
 _SENT = 8  # explorers sent at a time, from the deepest valleys; other climbers beyond a valley wait
-_LOOKOUTS, _MOST_LOOKOUTS = 1024, 16384  # places with values alone, per parameter, and at most
-_FEWEST_DIM, _MOST_DIM = (
-    5,
-    60,
-)  # parameters: of fewer climbers see every hill, of more nobody sees narrow ones
-_MOST_NUMBERS = 2**19  # in all of these places, which travel
-_AROUND = 6.0  # sds beyond the bulk within which they lie
 _LEAST = -10.0  # nats of mass, relative to the proposal's, that a hill must have
 _RAISED = 16  # of every shell, those that rise most above the proposal climb on
 _STRAIGHT = 0.8  # cosine of how slopes and places of two climbers differ, if they are on one round hill
+_TWIN = 0.99  # of the way out at which a second one stands beside one far out
+_NARROW = 0.8  # curvature of hills that are looked for far out, the proposal's being one
 
 
 def plain(dim: int) -> float:
@@ -77,9 +73,10 @@ class Climbers:
         self._slopes = np.zeros_like(ways)
         self._heights, self._reach = np.full(_FIRST, -np.inf), np.ones(_FIRST)
         self._thin = self._sent = np.zeros((0, around.dim))
-        self.waiting = self._steps = self._joined = 0
+        self.waiting = self._steps = self._joined = self._twins = 0
         self._mode = np.zeros(around.dim)
-        self._lookouts = _around(around.dim, rng)
+        self._lookouts = lookouts.around(around.dim, rng)
+        self._lines = lookouts.outward(around.dim, reach, rng)
 
     @property
     def _setting_out(self) -> bool:
@@ -94,6 +91,12 @@ class Climbers:
     def lookouts(self) -> Array:
         """(L, d) where they want to know the log posterior alone, at the first step."""
         return self._centre + self._lookouts[: None if self._setting_out else 0] @ self._factor.T
+
+    @property
+    def far_lookouts(self) -> Array:
+        """(F, d) the same far beyond the bulk."""
+        lines = self._lines[: None if self._setting_out else 0]
+        return self._centre + lines.reshape(-1, len(self._centre)) @ self._factor.T
 
     @property
     def thin(self) -> Array:
@@ -143,9 +146,10 @@ class Climbers:
             high = seen & (values > ways[:, -1] - plain(len(self._centre)))
             deep = np.where(high | (seen & ~new & (self._steps <= _SEARCHED)), deep, 0.0)
             found = self._choose(deep)
-            if self._steps == 1 and not len(found):
-                on = high & new
-                hills = _round_hills(self._next[on] - self._mode, slopes[on], values[on] - ways[on, -1])
+            if self._steps == 1:
+                with np.errstate(invalid="ignore"):
+                    raised = values - ways[:, -1]
+                hills = self._round_hills(high & new & (not len(found)), seen, slopes, raised)
         apart = np.linalg.norm(self._next[:, None] - self._sent, axis=2).min(axis=1, initial=np.inf)
         waits = seen & (deep > DIP) & (apart > _SAME)
         up = seen & (values >= self._heights)
@@ -185,6 +189,23 @@ class Climbers:
         best = [s[np.argsort(-raised[s], kind="stable")[:_RAISED]] for s in np.array_split(order, _RINGS)]
         self._join(places[np.concatenate(best)])
 
+    def watch_far(self, levels: Array) -> None:
+        """Let others climb in pairs from where the log posterior (F,) at ``far_lookouts`` falls least."""
+        places = lookouts.risen(self._lines, levels.reshape(self._lines.shape[:2]))
+        self._twins = 2 * len(places)
+        self._join(np.concatenate([places, _TWIN * places]))
+
+    def _round_hills(self, near: Array, seen: Array, slopes: Array, raised: Array) -> Array:
+        """(T, d) tops, less the mode, of round hills on which some stand that joined, ``near`` or far out.
+
+        Those far out are the last that joined. Few of them are on a hill, and most are far below all tops.
+        """
+        far = seen & (np.arange(len(seen)) >= len(seen) - self._twins)
+        groups = (near & ~far, 0.0), (far, _NARROW)
+        places = self._next - self._mode
+        tops = [_round_hills(places[on], slopes[on], raised[on], least) for on, least in groups]
+        return np.concatenate(tops)
+
     def _join(self, places: Array) -> None:
         """Let others climb from these places (N, d)."""
         self._joined += len(places)
@@ -210,21 +231,12 @@ class Climbers:
         self._next = self._places + part[:, None] * self._slopes
 
 
-def _around(dim: int, rng: np.random.Generator) -> Array:
-    """(L, d) places in and around the bulk of a standard normal; none where they would be of no use."""
-    useful = _FEWEST_DIM <= dim <= _MOST_DIM
-    count = min(_LOOKOUTS * dim, _MOST_LOOKOUTS, _MOST_NUMBERS // dim) if useful else 0
-    ways = rng.standard_normal((count, dim))
-    far = np.sqrt(dim) + rng.uniform(-1, _AROUND, count)
-    return (far / np.linalg.norm(ways, axis=1))[:, None] * ways
-
-
-def _round_hills(places: Array, slopes: Array, values: Array) -> Array:
+def _round_hills(places: Array, slopes: Array, values: Array, least: float = 0.0) -> Array:
     """(T, d) tops, away from the mode, of round hills on which two climbers stand each, the highest first.
 
-    On a round hill of curvature a around c the slopes are a(c − x): two of them give a and c. The hill must
-    lie on the same side of the mode as both climbers, and have mass that matters; places (M, d) and values
-    (M,) are relative to the mode.
+    On a round hill of curvature a around c the slopes are a(c − x): two of them give a, which must be more
+    than ``least``, and c. The hill must lie on the same side of the mode as both climbers, and have mass that
+    matters; places (M, d) and values (M,) are relative to the mode.
     """
     i, j = np.triu_indices(len(places), 1)
     apart, turned = places[i] - places[j], slopes[j] - slopes[i]
@@ -236,7 +248,7 @@ def _round_hills(places: Array, slopes: Array, values: Array) -> Array:
         height = values[i] + np.sum(slopes[i] * (tops - places[i]), axis=1) / 2
         side = np.minimum(np.sum(tops * places[i], axis=1), np.sum(tops * places[j], axis=1))
         mass = height - places.shape[1] / 2 * np.log(curve)
-        good = (straight > _STRAIGHT) & (side > 0) & (mass > _LEAST)
+        good = (straight > _STRAIGHT) & (curve > least) & (side > 0) & (mass > _LEAST)
         good &= (np.sum(tops**2, axis=1) > (_HOME + 1) ** 2) & (height > values.max(initial=-np.inf))
     order = np.flatnonzero(good)[np.argsort(-height[good], kind="stable")]
     chosen = np.zeros((0, places.shape[1]))

@@ -7,7 +7,7 @@ server is run again on the stored sums, and goes on where they end.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -61,12 +61,10 @@ class InProcessExchange:
         size = max(1, int(_TOGETHER // most))
         groups = [self._sites[first : first + size] for first in range(0, len(self._sites), size)]
         grid = Grid(self._model, request)
-        return total(
-            grid.rounded(site.name, one) for group in groups for site, one in zip(group, answers(group, full))
-        )
+        return total(grid.summed([site.name for site in group], answers(group, full)) for group in groups)
 
 
-def total(answers: Any) -> Answer:
+def total(answers: Iterable[Answer]) -> Answer:
     """Sum answers entry by entry, in the order given."""
     sums: Answer = {}
     for one in answers:

@@ -167,6 +167,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         nothing if proved else certify.tail_points(centre, ways),
         climbers.paths(mode) if climbers else nothing,
         climbers.lookouts if climbers else nothing,
+        climbers.far_lookouts if climbers else nothing,
         cast.positions if cast else nothing,
     ]
     points = np.concatenate(parts)
@@ -185,7 +186,7 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
     search.batches.append(DrawBatch(number, current, count, draws, values, {}))
     ends = np.cumsum([len(p) for p in parts])[:-1]
     seen, missing = target.posterior(points, sums["point_values"])
-    _, along, far, down, high, out = np.split(seen, ends)
+    _, along, far, down, high, lines, out = np.split(seen, ends)
     same = modes.receive(found[len(candidates) :], along, known)
     search.improve([*found[: len(candidates)], *same])
     gain = search.best.value - before.value if search.best and before else np.inf
@@ -199,6 +200,8 @@ def _round(search: Search, base: Proposal, count: int, number: int) -> Server[tu
         places, level = _sparse(search.batches, state.log_mass)
         places, level = np.concatenate([parts[4], places]), np.append(high, level)
         climbers.watch(places, level - proposal.log_sum(log_parts(base, places), 1))
+        if len(lines):
+            climbers.watch_far(lines)
     tails = None if proved else (ways, far)
     checks = _conditions(search, state, base, tails, undefined=undefined, gain=gain)
     checks.append(certify.bulk(search.best, draws, state.newest.weights, state.log_mass))

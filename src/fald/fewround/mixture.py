@@ -90,17 +90,17 @@ def fit_mixture(positions: Array, weights: Array, seed: int, *, most: int = _MOS
     than two standard errors.
     """
     rng = np.random.Generator(np.random.Philox([seed & (2**64 - 1), 77]))
-    kept = weights > 1e-7 * weights.max()
-    positions, weights = positions[kept], weights[kept] / weights[kept].sum()
-    if len(weights) > _MOST_DRAWS:
-        pairs = np.sort(rng.choice(len(weights), _MOST_DRAWS, replace=False, p=weights))
+    # one number for each draw, so that the last digit of one weight does not change the use of all others
+    half, waits = rng.random(len(weights)) < 0.5, rng.exponential(size=len(weights))
+    kept = np.flatnonzero(weights > 1e-7 * weights.max())
+    weights = weights / weights[kept].sum()
+    if len(kept) > _MOST_DRAWS:
         # drawn in proportion to the weights, so that what is left of them is nearly equal
-        inclusion = np.minimum(1.0, _MOST_DRAWS * weights[pairs])
-        positions, weights = positions[pairs], weights[pairs] / inclusion
-        weights = weights / weights.sum()
+        kept = np.sort(kept[np.argsort(waits[kept] / weights[kept], kind="stable")[:_MOST_DRAWS]])
+        weights = np.maximum(weights, 1 / _MOST_DRAWS)
+    positions, weights, half = positions[kept], weights[kept] / weights[kept].sum(), half[kept]
     best = _fit(positions, weights, 1, rng)
     assert best is not None
-    half = rng.random(len(weights)) < 0.5
     train, test = weights * half, weights * ~half
     if min(train.sum(), test.sum()) < 0.1:
         return best

@@ -7,13 +7,15 @@ secure sum alike, whatever the order.
 
 Rounding is dithered: x becomes one of its two neighbours on the grid, the nearer one with the larger chance,
 so that on average nothing is lost. The dither follows from the request and the site's name, and the same
-request gets the same answer: asking twice tells nothing new.
+request gets the same answer: asking twice tells nothing new. It is one of the request, moved on round the
+circle by a number of the site's, which leaves any two errors of a sum as independent as dithers of their own.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ Array = NDArray[Any]
 
 _REACH = 10.0  # of the binary logarithm of an sd that nobody knows yet
 _WIDEST = 1e9  # a prior may say that it is as large as this
+_TOGETHER = 1 << 15  # numbers of some sites that are rounded at once and stay in a core's cache
 
 
 def rounded(model: Model, name: str, request: Request, answer: Answer) -> Answer:
@@ -56,6 +59,7 @@ class Grid:
         for part in sorted(request):
             self._key.update(part.encode() + np.ascontiguousarray(request[part]).tobytes())
         units = {power: _units(model, request, power) for power in (-1, 0, 1)}
+        self._dithers: dict[tuple[str, tuple[int, ...]], Array] = {}
         self._steps = {
             name: np.exp2([np.zeros(()), own, own[:, None] + own][KINDS[kind].axes] - grid)
             for name, (kind, _) in ARRAYS.items()
@@ -65,19 +69,41 @@ class Grid:
 
     def rounded(self, name: str, answer: Answer) -> Answer:
         """The answer of one site."""
+        alone = {array: np.asarray(value, np.float64)[None] for array, value in answer.items()}
+        return self.summed([name], alone)
+
+    def summed(self, names: Sequence[str], answers: Answer) -> Answer:
+        """The sum of what some sites send, from their answers (sites, …)."""
+        own = np.array([self._number(name) / 2**128 for name in names])
+        out: Answer = {}
+        for array, values in answers.items():
+            values = np.asarray(values, np.float64)
+            few = max(1, _TOGETHER // max(1, values[0].size))
+            out[array] = np.zeros(values.shape[1:])
+            with np.errstate(over="ignore", invalid="ignore"):  # what is beyond all numbers stays so
+                for first in range(0, len(values), few):
+                    each = slice(first, first + few)
+                    out[array] += np.sum(self._on_grid(array, values[each], own[each]), axis=0)
+        return out
+
+    def _on_grid(self, array: str, values: Array, own: Array) -> Array:
+        """Values (sites, …) of one array, each rounded with the dither of its site."""
+        if array not in self._steps:
+            return values
+        step, shape = self._steps[array], values.shape[1:]
+        if (array, shape) not in self._dithers:
+            draw = np.random.Generator(np.random.Philox(self._number(array)))
+            self._dithers[array, shape] = draw.random(shape)
+        dither = self._dithers[array, shape] + own.reshape(-1, *[1] * len(shape))
+        dither -= np.floor(dither)
+        dither += values * (1 / step)  # which is exact, as steps are powers of two
+        return np.floor(dither, out=dither) * step
+
+    def _number(self, name: str) -> int:
+        """128 bits that follow from the request and a name."""
         key = self._key.copy()
         key.update(name.encode())
-        dither = np.random.Generator(np.random.Philox(int.from_bytes(key.digest()[:16], "little")))
-        out: Answer = {}
-        for array in sorted(answer):
-            value = np.asarray(answer[array], np.float64)
-            if array in self._steps:
-                step = self._steps[array]
-                # times the inverse, which is exact, as steps are powers of two
-                with np.errstate(over="ignore"):  # what is beyond all numbers stays so
-                    value = np.floor(value * (1 / step) + dither.random(value.shape)) * step
-            out[array] = value
-        return out
+        return int.from_bytes(key.digest()[:16], "little")
 
 
 def _units(model: Model, request: Request, power: int) -> Array:

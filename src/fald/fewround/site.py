@@ -284,11 +284,11 @@ def answer(site: Site, request: Request) -> Answer:
     request
         A request that went through ``expand``.
     """
-    return answers([site], request)[0]
+    return {name: values[0] for name, values in answers([site], request).items()}
 
 
-def answers(sites: Sequence[Site], request: Request) -> list[Answer]:
-    """What each of some sites of one model answers, which is what it would answer alone."""
+def answers(sites: Sequence[Site], request: Request) -> Answer:
+    """What each of some sites of one model answers, which is what it would answer alone; stacked (S, …)."""
     found: dict[str, Any] = {}
     if "points" in request:
         found["point_values"] = many_log_likelihoods(sites, request["points"])
@@ -306,14 +306,12 @@ def answers(sites: Sequence[Site], request: Request) -> list[Answer]:
         found |= dict(zip(names, many_mean_derivatives(sites, drawn)))
     if "local_start" in request:
         found |= _local_quadratics(sites, request["local_start"])
-    out = [{name: values[i] for name, values in found.items()} for i in range(len(sites))]
-    for one, site in zip(out, sites):
-        if "leverage_anchor" in request:
-            own = hessians(site, request["leverage_anchor"][None])[2][0]
-            one["step_leverage"] = np.asarray(leverage(own, request["leverage_factor"]))
-        if "step_states" in request:
-            one["step_positions"] = local_steps(site, request)
-    return out
+    if "leverage_anchor" in request:
+        anchor, factor = request["leverage_anchor"][None], request["leverage_factor"]
+        found["step_leverage"] = np.array([leverage(hessians(site, anchor)[2][0], factor) for site in sites])
+    if "step_states" in request:
+        found["step_positions"] = np.array([local_steps(site, request) for site in sites])
+    return found
 
 
 def _local_quadratics(sites: Sequence[Site], start: Array) -> dict[str, Array]:

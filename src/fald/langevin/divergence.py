@@ -14,6 +14,7 @@ from fald.calculus.gradients import client_rows, energy_fn, largest_curvatures, 
 from fald.core.errors import FaldError, NonFiniteError
 from fald.core.types import float_dtype
 from fald.langevin.engine import Assignment, Engine
+from fald.problem.data import incomplete
 from fald.runtime.records import Records, RunState
 from fald.settings.schedules import Phases, step_sizes_at
 
@@ -106,6 +107,12 @@ def explain(problem: Assignment, positions: jax.Array, escape: Escape) -> FaldEr
         tail = f"chain {escape.chain}, with parameters {shown}"
     where = otherwise if escape.client is None else described(escape.client)
     message = f"non-finite {what} in round {escape.round}, {where}, {tail}"
+    if shares_energy(problem) and escape.client is not None:
+        name = data.names[escape.client]
+        row = incomplete(data.client(name))
+        if row is not None:
+            hint = "fill in or leave out such rows before the run"
+            return NonFiniteError(f"{message}; there is a missing or infinite value in row {row}", hint=hint)
     step = _step_at(problem, escape.round)
     start = positions[escape.chain]
     worst, curvature = None, 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -152,7 +153,8 @@ def sample(
         only, so that memory does not grow.
     step_check
         Compare the step size with the largest curvature of some clients before the first round and at the
-        mean of the draws, each in about a second at most, and warn where it is too large. False: do not.
+        mean of the draws, each in about a second at most when it is compiled, and warn where it is too large.
+        False: do not.
     progress
         Report on standard error.
     checkpoint
@@ -240,7 +242,7 @@ def sample(
         check_schedule(about.step_size, num_rounds * about.local_steps - 1)
     key, seed = as_key(rng_key)
     check_model(model, data)
-    for said in remarks(data, about.batch_size, private=privacy is not None):
+    for said in remarks(data, about.batch_size, model=model, private=privacy is not None):
         warnings.warn(said, stacklevel=2)
     engine = InProcess() if engine is None else engine
     if data.read is not None and not (
@@ -278,10 +280,10 @@ def sample(
         "privacy": None if privacy is None else asdict(privacy),
         **({} if phases is None else {"phases": [asdict(phase) for phase in phases]}),
     }
-    if callback is not None and not callable(callback):
+    if callback is not None and not _takes_three(callback):
         raise ConfigError(f"callback must be a function (round, positions, stats) -> stop; got {callback!r}")
-    if not all(isinstance(sink, Sink) for sink in sinks):
-        raise ConfigError(f"sinks must come from fald.sinks; got {list(sinks)!r}")
+    if not (isinstance(sinks, Sequence) and all(isinstance(sink, Sink) for sink in sinks)):
+        raise ConfigError(f"sinks must come from fald.sinks, in a list; got {sinks!r}")
     if len({id(sink) for sink in sinks}) < len(sinks):
         raise ConfigError("the same sink is given twice, and would count every draw twice")
     checkpoint = as_checkpoint(checkpoint)
@@ -333,6 +335,17 @@ def _method(method: Method | str | None, **settings: Any) -> Method:
     return method
 
 
+def _takes_three(callback: Any) -> bool:
+    """Whether a function can be called with three values, as far as it says what it takes."""
+    try:
+        inspect.signature(callback).bind(0, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # some functions do not say
+        pass
+    return True
+
+
 def _started_at(model: Model, initial_position: Any, positions: jax.Array) -> Model:
     """The model with the first chain's start for its own, where one was given."""
     return model if initial_position is None else replace(model, initial_position=model.unravel(positions[0]))
@@ -364,9 +377,12 @@ def _start(model: Model, initial_position: Any, num_chains: int) -> jax.Array:
         return jax.vmap(lambda p: ravel_pytree(p)[0])(
             as_floats(found_positions(initial_position, model).last(num_chains))
         )
+    if jax.tree.structure(initial_position) != jax.tree.structure(model.initial_position):
+        raise ConfigError(
+            "initial-position must have the structure of the model's initial_position, or be a result of "
+            f"fald.sample; got a {type(initial_position).__name__}"
+        )
     given = as_floats(initial_position)
-    if jax.tree.structure(given) != jax.tree.structure(model.initial_position):
-        raise ConfigError("initial-position must have the structure of the model's initial_position")
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(model.initial_position)]
     found = [np.shape(leaf) for leaf in jax.tree.leaves(given)]
     if found == shapes:

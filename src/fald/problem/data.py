@@ -132,10 +132,9 @@ class FederatedData:
                 f"client {name!r}: asked for {len(index)} rows, read gave {found}; expected {wanted}",
                 hint="read(client, index) gives one row for each number, all of the type of the first",
             )
-        for leaf in jax.tree.leaves(rows):
-            if leaf.dtype.kind == "f" and not np.all(np.isfinite(leaf)):
-                bad = int(np.argmin(np.isfinite(leaf.reshape(len(leaf), -1)).all(1)))
-                raise DataError(f"client {name!r} has a missing or infinite value in row {index[bad]}")
+        bad = incomplete(rows)
+        if bad is not None:
+            raise DataError(f"client {name!r} has a missing or infinite value in row {index[bad]}")
         return rows
 
     def elsewhere(self, names: Sequence[str], sizes: Sequence[int]) -> FederatedData:
@@ -240,8 +239,9 @@ class FederatedData:
 
         Regression models expect ``(X, y)``.
         """
-        if not clients:
-            raise DataError("no clients given", hint="pass {name: (X, y), ...}")
+        if not (clients and isinstance(clients, Mapping)):
+            said = f"clients need names; got a {type(clients).__name__}" if clients else "no clients given"
+            raise DataError(said, hint="pass {name: (X, y), ...}")
         named = {name: jax.tree.map(np.asarray, rows) for name, rows in _by_text(clients).items()}
         names = tuple(sorted(named))
         structure = jax.tree.structure(named[names[0]])
@@ -265,9 +265,8 @@ class FederatedData:
             for leaf in leaves:
                 if leaf.dtype.kind not in "fiub":
                     raise DataError(f"{who} has values of type {leaf.dtype}; numbers are needed")
-                if leaf.dtype.kind == "f" and not np.all(np.isfinite(leaf)):
-                    row = int(np.argwhere(~np.isfinite(leaf.reshape(len(leaf), -1)).all(1))[0][0])
-                    raise DataError(f"{who} has a missing or infinite value in row {row}")
+            if (row := incomplete(leaves)) is not None:
+                raise DataError(f"{who} has a missing or infinite value in row {row}")
             sizes.append(lengths.pop())
         rows = jax.tree.map(lambda *parts: _joined(parts), *[named[n] for n in names])
         return cls(rows, np.concatenate([[0], np.cumsum(sizes)]), names)
@@ -478,6 +477,18 @@ def _by_text(named: Mapping[Any, Any]) -> dict[str, Any]:
             hint="a column that mixes numbers and text gives such names",
         )
     return texts
+
+
+def incomplete(rows: PyTree) -> int | None:
+    """The first row with a missing or infinite value, if there is one.
+
+    Examples
+    --------
+    >>> incomplete((np.ones((3, 2)), np.array([1.0, np.nan, np.inf])))
+    1
+    """
+    found = [np.isfinite(a.reshape(len(a), -1)).all(1) for a in jax.tree.leaves(rows) if a.dtype.kind == "f"]
+    return min((int(np.argmin(whole)) for whole in found if not whole.all()), default=None)
 
 
 _PRINTED = 256  # rows that are read to recognise them

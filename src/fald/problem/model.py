@@ -303,7 +303,8 @@ class Model:
             if not (np.issubdtype(array.dtype, np.floating) and np.all(np.isfinite(array))):
                 raise DataError(
                     f"initial_position must hold finite floating numbers; got {array.dtype} {array!r}",
-                    hint="write 0.0 instead of 0",
+                    hint="write 0.0 instead of 0; whole numbers that are no parameters belong into "
+                    "loglikelihood_fn",
                 )
         self._check_report()
 

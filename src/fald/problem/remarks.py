@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import jax
 import numpy as np
+from jax.experimental import checkify
 
 from fald.core.types import float_dtype
 from fald.problem.data import FederatedData, evenly
+from fald.problem.model import Model
 
 _DIGITS = 1e5  # of about 1e7 that float32 has
 _LOOKED_AT = 1000
 _LARGE = 64 * 2**20  # bytes
 
 
-def remarks(data: FederatedData, batch_size: int | None, *, private: bool = False) -> list[str]:
+def remarks(
+    data: FederatedData, batch_size: int | None, *, model: Model | None = None, private: bool = False
+) -> list[str]:
     """Sentences on what a run will do with the rows that its user may not expect; none on private values.
 
     Examples
@@ -30,7 +37,11 @@ def remarks(data: FederatedData, batch_size: int | None, *, private: bool = Fals
             f"batch-size {batch_size} is more than the {rows} rows of client {small[0]!r}{others}: such a "
             "client takes all of its rows in every step"
         )
-    if private or not data.readable or float_dtype() == np.float64:
+    if private or not data.readable:
+        return found
+    if model is not None and model.check_fn is None:
+        found += _outside(model, data)
+    if float_dtype() == np.float64:
         return found
     wide = [array for array in jax.tree.leaves(data.rows) if array.dtype == np.float64]
     if not wide:
@@ -54,3 +65,37 @@ def remarks(data: FederatedData, batch_size: int | None, *, private: bool = Fals
                     "set jax.config.update('jax_enable_x64', True)"
                 )
     return found
+
+
+def _outside(model: Model, data: FederatedData) -> list[str]:
+    """Whether a row with the largest or smallest label makes the log likelihood look outside an array.
+
+    Looked at are rows in which a whole number that stands alone, as labels do, is largest or smallest.
+    """
+    labels = [a.ndim == 1 and a.dtype.kind in "iu" for a in jax.tree.leaves(data.rows)]
+    if not any(labels):
+        return []
+    places = np.arange(data.num_rows) if data.present else evenly(data.num_rows, _LOOKED_AT)
+    some = data.rows if data.present else data.take(places)
+    alone = [np.asarray(a) for a, is_label in zip(jax.tree.leaves(some), labels) if is_label]
+    for place in sorted({int(look(array)) for array in alone for look in (np.argmin, np.argmax)}):
+        row = jax.tree.map(lambda a, place=place: np.asarray(a[place]), some)
+        try:
+            said = _index_error(model)(model.flat_initial_position, row).get()
+        except Exception:  # JAX cannot look into every model (jax.checkpoint), and none has to be remarked on
+            return []
+        if said:
+            client = int(np.searchsorted(data.offsets, places[place], "right")) - 1
+            return [
+                f"the log likelihood of row {places[place] - data.offsets[client]} of client "
+                f"{data.names[client]!r} looks outside an array ({said.splitlines()[0].rstrip('. ')}), "
+                "which JAX answers with another entry, or nan; if that is a label, count from 0"
+            ]
+    return []
+
+
+@functools.lru_cache(maxsize=16)
+def _index_error(model: Model) -> Any:
+    """A function of a position and a row: the error of an index that is out of bounds, if there is one."""
+    checked = checkify.checkify(model.flat_loglikelihood, errors=checkify.index_checks)
+    return jax.jit(lambda flat, row: checked(flat, row)[0])  # without the value, and so quick to compile

@@ -16,6 +16,7 @@ KHAT_AMBER, KHAT_RED = 0.5, 0.7
 ERROR_AMBER, ERROR_RED = 0.05, 0.2
 
 _LONGER = "run longer: more rounds or more chains; 'fald plan' chooses"
+_MORE_ROUNDS = "allow more rounds"
 _SMALLER = "take a smaller step or fewer local steps; 'fald plan' chooses both"
 
 
@@ -116,9 +117,8 @@ def _draws(facts: Facts) -> Check:
         "amber": f"{short}the ends of its interval are uncertain.",
         "red": f"{short}too few for an interval.",
     }[colour]
-    return Check(
-        name, colour, f"{value:,.0f}", said, rule, _unless(colour, _LONGER), strict=colour != "green"
-    )
+    advice = _unless(colour, _MORE_ROUNDS if KINDS[facts["run"]["kind"]].certified else _LONGER)
+    return Check(name, colour, f"{value:,.0f}", said, rule, advice, strict=colour != "green")
 
 
 def _modes(facts: Facts) -> Check | None:
@@ -127,6 +127,9 @@ def _modes(facts: Facts) -> Check | None:
         return None
     colour: Colour = "green" if count <= 1 else "amber"
     proof = facts.get("proved")
+    if count <= 1 and not proof and facts["run"]["verdict"] != "reached":
+        said = "None was found by the end of the run, and it was not judged whether there is one."
+        return Check("Further solutions", "none", "0", said, "amber for any")
     said = (
         f"No further solution exists: {proof}."
         if count <= 1 and proof

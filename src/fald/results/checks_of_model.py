@@ -71,7 +71,8 @@ def _outcomes(facts: Facts) -> Check:
         colour = "red" if far >= DISTANCE_RED else "amber"
     value = f"{len(outside)} of {len(shown)} outside"
     if colour == "green":
-        said = "Every site has the outcomes that the model expects, as far as chance allows."
+        which = "Every site" if len(shown) == len(found["sites"]) else "Every site with ten rows or more"
+        said = f"{which} has the outcomes that the model expects, as far as chance allows."
         return Check(name, colour, value, said, rule)
     side = "above" if worst["distance"] > 0 else "below"
     said = (
@@ -99,6 +100,9 @@ def _prior(facts: Facts) -> Check:
     pulled = {r["parameter"]: min(r["prior"], r["likelihood"]) for r in found}
     worst = max(pulled, key=pulled.__getitem__)
     value = pulled[worst]
+    alone = [r for r in found if r["prior"] > SENSITIVE_AMBER >= pulled[r["parameter"]]]
+    lone = {r["parameter"]: r["prior"] for r in alone}
+    little = f"The rows say little about {_some(lone)}: what is known of it is mostly the prior."
     if value > SENSITIVE_AMBER:
         colour: Colour = "red" if value > SENSITIVE_RED else "amber"
         count = sum(v > SENSITIVE_AMBER for v in pulled.values())
@@ -110,18 +114,22 @@ def _prior(facts: Facts) -> Check:
             "widen the prior ([model] prior-scale; a linear model without it takes scales from the rows), "
             "or scale outcome and features so that effects of about one are plausible ([data.scaling])"
         )
-        return Check(name, colour, number(value), said, rule, advice)
-    lone = {r["parameter"]: r["prior"] for r in found if r["prior"] > SENSITIVE_AMBER}
+        return Check(name, colour, number(value), f"{said} {little}" if lone else said, rule, advice)
     if lone:
-        worst = max(lone, key=lone.__getitem__)
-        said = f"The rows say little about {worst}: its interval is mostly that of the prior."
         advice = (
-            "state the prior beside this effect, or leave the feature out; one of very small values needs "
-            "another unit ([data.scaling])"
+            "state the prior beside such an estimate, or leave the feature out; one of very small values "
+            "needs another unit ([data.scaling])"
         )
-        return Check(name, "amber", number(lone[worst]), said, rule, advice)
+        return Check(name, "amber", number(max(lone.values())), little, rule, advice)
     said = "The prior hardly moves any estimate: the rows decide."
     return Check(name, "green", number(max(r["prior"] for r in found)), said, rule)
+
+
+def _some(pulled: dict[str, float]) -> str:
+    """The parameters that a prior moves most, for a sentence."""
+    names = sorted(pulled, key=lambda name: -pulled[name])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
 
 
 def _columns(facts: Facts) -> Check:

@@ -45,7 +45,7 @@ def prior_sensitivity(
     Raises
     ------
     DataError
-        If neither is there, or there are too few draws.
+        If neither is there, or there are too few draws, or those of a parameter are all alike.
 
     References
     ----------
@@ -69,7 +69,7 @@ def prior_sensitivity(
             raise DataError(f"the {name} of some draws is not finite")
         pair = [np.exp((power - 1) * (logs - logs.max())) for power in _POWERS]
         weights[name] = [own / own.sum() for own in pair]
-    return [
+    found = [
         {
             "parameter": label,
             **{
@@ -78,6 +78,10 @@ def prior_sensitivity(
         }
         for label, (_, draws) in draws_by_row(tree).items()
     ]
+    alike = [row["parameter"] for row in found if np.isnan([row["prior"], row["likelihood"]]).any()]
+    if alike:
+        raise DataError(f"the draws of {alike[0]} are all alike")
+    return found
 
 
 def _sensitivity(draws: Array, pair: list[Array]) -> float:

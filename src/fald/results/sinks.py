@@ -291,8 +291,11 @@ class DrawFiles(Sink):
     def _path(self, number: int) -> Path:
         return self.folder / f"draws-{number:05d}.nc"
 
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob(f"draws-{5 * '[0-9]'}.nc"))
+
     def _remove(self, first: int) -> None:
-        for path in sorted(self.folder.glob("draws-*.nc")):
+        for path in self._paths():
             if int(path.stem.split("-")[1]) >= first:
                 path.unlink()
 
@@ -317,7 +320,7 @@ class DrawFiles(Sink):
         """The files one by one, as ``xarray.Dataset``."""
         import xarray as xr
 
-        for path in sorted(self.folder.glob("draws-*.nc")):
+        for path in self._paths():
             with xr.open_dataset(path, engine="h5netcdf") as dataset:
                 yield dataset.load()
 

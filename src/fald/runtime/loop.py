@@ -113,6 +113,13 @@ def run(
             keeper.save()  # a site is gone, or a chain has diverged: what was done before is kept
         _with_draws(error, work)
         raise
+    except Exception as error:  # of a user's function, such as a callback
+        keeper.save()
+        drawn = (
+            "no draw was kept yet" if _with_draws(error, work).tree is None else "draws so far are in `tree`"
+        )
+        error.add_note(f"after round {work.round} of {work.total}; {drawn}")
+        raise
     except KeyboardInterrupt:
         keeper.save()
         hint = "give a checkpoint to be able to resume" if checkpoint is None else "resume to go on from here"

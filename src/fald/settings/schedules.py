@@ -427,6 +427,9 @@ class OwnFunction:
         return hash(self._key())
 
 
+_LOOKS = 2**16  # steps at which a schedule is looked at: all of them in most runs
+
+
 def check_schedule(schedule: Any, last_step: int) -> None:
     """Refuse a function that is no schedule; it is called with a traced number, as in a run."""
     try:
@@ -439,10 +442,15 @@ def check_schedule(schedule: Any, last_step: int) -> None:
         ) from error
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the step-size schedule gives no number: {error}") from error
-    for step in (0, last_step):
-        try:
-            value = float(np.asarray(schedule(jnp.asarray(step, jnp.int32))))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the step-size schedule gives no number at step {step}: {error}") from error
-        if not (np.isfinite(value) and value > 0):
-            raise ConfigError(f"the step-size schedule must give numbers > 0; got {value:g} at step {step}")
+    steps = np.unique(np.linspace(0, last_step, min(last_step + 1, _LOOKS)).astype(np.int32))
+    try:
+        values = np.asarray(jax.vmap(schedule)(jnp.asarray(steps)))
+        if values.shape != steps.shape:
+            raise TypeError(f"it gives an array of shape {values.shape[1:]}")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the step-size schedule gives no number: {error}") from error
+    bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    if len(bad):
+        raise ConfigError(
+            f"the step-size schedule must give numbers > 0; got {values[bad[0]]:g} at step {steps[bad[0]]}"
+        )

@@ -21,13 +21,14 @@ from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from fald.core.errors import FederationError, PolicyError
 from fald.federation.wire import MOST_BYTES
 
 _START = 300.0  # seconds for importing fald on a busy machine
 _GRACE = 10.0  # seconds after which the kernel ends a process whose site could not
+_MOST_PRINTED = 1_000_000  # bytes that the site's log takes of what one process prints
 
 
 class Limits(NamedTuple):
@@ -47,7 +48,7 @@ class Confined:
     limits
         What a request may take.
     log
-        File for what the process prints.
+        File for what the process prints, as far as it is not endless.
     """
 
     def __init__(self, settings: Mapping[str, Any], limits: Limits, log: Path):
@@ -55,6 +56,7 @@ class Confined:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._letters: mmap.mmap | None = None  # memory of both processes, for one message at a time
+        self._listener: threading.Thread | None = None
 
     def handle(self, content: bytes, model: str) -> bytes:
         """Pass a message on and wait for its answer.
@@ -73,12 +75,14 @@ class Confined:
 
     def _answered(self, pipe: Connection, letters: mmap.mmap, content: bytes, model: str) -> bytes:
         try:
+            if pipe.poll():  # a copy of the process that answers as well
+                raise OSError("an answer that nobody asked for")
             _put(pipe, letters, content)
             if pipe.poll(self._limits.seconds):
                 return _take(pipe, letters)
         except (EOFError, OSError) as error:
             raise PolicyError(
-                f"the process of the model {model!r} has ended, as it does beyond "
+                f"the process of the model {model!r} has ended: its code ended it, or it needs more than "
                 f"{self._limits.megabytes} MB (max-megabytes)",
                 hint="the site's own log may say more",
             ) from error
@@ -89,24 +93,27 @@ class Confined:
 
     def _running(self) -> tuple[Connection, mmap.mmap]:
         """The pipe to a process that waits for a message, and where that is put."""
-        if self._process is not None and self._process.poll() is not None:
+        if self._process is not None and _has_ended(self._process):
             self.stop()
         if self._pipe is not None and self._letters is not None:
             return self._pipe, self._letters
         mine, theirs = Pipe()
         shared = _open_letters()
         command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(shared)]
-        with open(self._log, "ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                pass_fds=(theirs.fileno(), shared),
-                start_new_session=True,
-            )
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            pass_fds=(theirs.fileno(), shared),
+            start_new_session=True,
+        )
         theirs.close()
+        about = self._process.stdout, self._log
+        self._listener = threading.Thread(target=_write_down, args=about, daemon=True)
+        self._listener.start()
         self._pipe, self._letters = mine, mmap.mmap(shared, MOST_BYTES)
         os.close(shared)
         with contextlib.suppress(EOFError, OSError):
@@ -117,7 +124,7 @@ class Confined:
         raise FederationError("the process for its model does not start", hint="the site's own log says why")
 
     def stop(self) -> None:
-        """End the process."""
+        """End the process, and what it has started."""
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
@@ -125,9 +132,32 @@ class Confined:
             self._letters.close()
             self._letters = None
         if self._process is not None:
-            self._process.kill()
+            # before anybody waits for it: until then its number, which is that of its group, is nobody else's
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
+        if self._listener is not None:
+            self._listener.join(1.0)  # longer only where somebody else holds its end open
+            self._listener = None
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process has ended; it stays on the system's list, so that ``stop`` ends its group alone."""
+    look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return process.returncode is not None or os.waitid(os.P_PID, process.pid, look) is not None
+
+
+def _write_down(printed: IO[bytes], log: Path) -> None:
+    """Add what a process prints to a log; beyond some of it, read on and keep nothing."""
+    left = _MOST_PRINTED
+    with printed:
+        while content := printed.read(1 << 16):
+            if not left:
+                continue
+            kept, left = content[:left], max(0, left - len(content))
+            with contextlib.suppress(OSError), open(log, "ab") as file:  # a full disk is no reason to stop
+                file.write(kept if left else kept + b"\nthe model prints more, which is not kept\n")
 
 
 def _open_letters() -> int:
@@ -207,10 +237,10 @@ def _limit_memory(megabytes: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its site is gone."""
+    """End this process, and what it has started, when its site is gone."""
     while os.getppid() == parent:
         time.sleep(1.0)
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":
