@@ -54,7 +54,8 @@ def _told(row: dict[str, Any] | None) -> str:
         return f"refused: {row['reason'].partition(': ')[2] or row['reason']}"
     seconds = f"{row['cold']:.1f} CPU-s, {row['memory']:,.0f} MB"
     if row["tool"] == "fald":
-        why = f": {row['reason']}" if row["reason"] else f", error of a mean {row['error']:.4f}"
+        first = row["reason"].partition(";")[0]
+        why = f": {first}" if first else f", error of a mean {row['error']:.4f}"
         return f"{row['verdict']} in {seconds}{why}"
     return f"{seconds}, error of a mean {row['error']:.3f}" + ("" if row["error"] <= _GOOD else ", of no use")
 
