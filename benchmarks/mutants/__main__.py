@@ -5,7 +5,7 @@ python -m benchmarks.mutants wire.py --all      every mutant of the modules whos
 python -m benchmarks.mutants wire.py --alive    only those that lived when the module was measured last
 python -m benchmarks.mutants --known            the known slips of ``known.toml`` alone
 python -m benchmarks.mutants --attacks          a site without one of its guards at a time, ``attacks.toml``
-python -m benchmarks.mutants --known --few      of those the first of each module, as CI does
+python -m benchmarks.mutants --known --worst    of those the ones marked as the worst, as CI does
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ def _score(tried: int, alive: list[str]) -> float:
     return round(100 * (tried - len(alive)) / max(1, tried), 1)
 
 
-def known(name: str, few: bool) -> int:
-    """Make the slips of a list, or the first of each module; the number of those that nobody noticed."""
+def known(name: str, worst: bool) -> int:
+    """Make the slips of a list, or those marked as the worst; the number of those that nobody noticed."""
     slips = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))["slip"]
-    if few:
-        slips = list({slip["module"]: slip for slip in reversed(slips)}.values())
+    if worst:
+        slips = [slip for slip in slips if slip.get("worst")]
     warm = Warm(sorted({f"tests/{test}" for slip in slips for test in slip["tests"]}))
     missed = 0
     for slip in slips:
@@ -136,10 +136,10 @@ def main() -> int:
     parser.add_argument("--alive", action="store_true", help="only those that lived the last time")
     parser.add_argument("--known", action="store_true", help="the known slips alone")
     parser.add_argument("--attacks", action="store_true", help="the guards of a site alone")
-    parser.add_argument("--few", action="store_true", help="with these two: the first slip of each module")
+    parser.add_argument("--worst", action="store_true", help="with these two: those marked as the worst")
     args = parser.parse_args()
     if args.known or args.attacks:
-        return int(known("attacks" if args.attacks else "known", args.few) > 0)
+        return int(known("attacks" if args.attacks else "known", args.worst) > 0)
     modules = [m for m in TESTS if not args.modules or any(part in m for part in args.modules)]
     if not modules:
         parser.error(f"no module matches; there are: {', '.join(TESTS)}")

@@ -104,6 +104,8 @@ _SCHEDULES = [
     for name in (
         "test_values",
         "test_schedules_are_their_formulas",
+        "test_every_step_of_a_scaled_schedule_is_so_many_times_as_large",
+        "test_numbers_are_scaled_and_functions_are_not",
         "test_numbers_out_of_range_are_refused",
         "test_records_are_plain_and_come_back",
         "test_numbers_can_be_taken_out_of_a_schedule_and_not_out_of_a_function",
@@ -144,7 +146,7 @@ _BATCHES = [
     )
 ]
 
-_SEARCH = ["fewround/test_search_parts.py", "fewround/test_parts.py"]
+_SEARCH = ["fewround/test_search_by_hand.py", "fewround/test_parts.py"]
 
 TESTS: dict[str, list[str]] = {
     "fald/federation/wire.py": ["federation/test_wire.py"],
@@ -179,7 +181,6 @@ TESTS: dict[str, list[str]] = {
     "fald/fewround/rays.py": ["fewround/test_rays.py"],
     "fald/fewround/rounding.py": ["fewround/test_rounding.py"],
     "fald/fewround/weights.py": ["fewround/test_weights.py"],
-    "fald/fewround/adapt.py": _SEARCH,
     "fald/fewround/explorers.py": _SEARCH,
     "fald/fewround/proposal.py": _SEARCH,
     "fald/fewround/search.py": _SEARCH,

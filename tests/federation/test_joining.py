@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -328,6 +329,37 @@ def test_the_doctor_sees_a_disk_that_fills(tmp_path, monkeypatch, free, level):
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
     (found,) = doctor._disk(tmp_path)
     assert (found.level, bool(found.mend)) == (level, level != "ok")
+
+
+def test_the_doctor_sees_a_key_that_join_would_not_take(trial, rows, idle):
+    """As after a copy, which has the key of another file."""
+    north = trial / "sites" / "north"
+    join(north, rows)
+    assert not [f for f in doctor.examine(north) if "was not made by" in f.said]
+    key = north / "site" / "state" / "identity.pem"
+    copy = key.with_name("copy")
+    shutil.copy2(key, copy)
+    copy.rename(key)
+    (found,) = [f for f in doctor.examine(north) if "was not made by" in f.said]
+    assert found.level == "bad"
+    assert "--state" in found.mend
+
+
+def test_the_doctor_sees_a_disk_for_the_state_alone(trial, rows, idle, monkeypatch):
+    north = trial / "sites" / "north"
+    join(north, rows)
+    state, stat = north / "site" / "state", Path.stat
+
+    def mounted(path, **given):
+        found = stat(path, **given)
+        return SimpleNamespace(st_dev=-1, st_mode=found.st_mode) if path == state else found
+
+    def disks():
+        return [f.said.partition(" free at ")[2] for f in doctor.examine(north) if f.about == "disk"]
+
+    assert disks() == [str(north)]
+    monkeypatch.setattr(Path, "stat", mounted)
+    assert disks() == [str(north), str(state)]
 
 
 def test_the_doctor_sees_a_key_that_the_others_do_not_know(trial, rows, idle):

@@ -455,7 +455,7 @@ def test_a_run_ends_when_its_job_has_lost_its_process(tmp_path, monkeypatch):
     assert "'lost'" in ending(["lost", "running", "lost", "lost"], moves=True)
 
 
-def test_a_server_that_does_not_answer_for_a_while_ends_no_run(tmp_path, monkeypatch):
+def test_a_server_that_does_not_answer_for_a_while_ends_no_run(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(follow, "_ASK", 0.0)
     study = load_study(study_path("indo"))
     asked = []
@@ -468,10 +468,11 @@ def test_a_server_that_does_not_answer_for_a_while_ends_no_run(tmp_path, monkeyp
 
     def go():
         return follow._follow(
-            SimpleNamespace(job_state=job_state), tmp_path, "job", study, out=tmp_path, progress=False
+            SimpleNamespace(job_state=job_state), tmp_path, "job", study, out=tmp_path, progress=True
         )
 
     assert go()["status"] == "done"
+    assert capfd.readouterr().err.count("no server answers; asking again for 180 s\n") == 1
     (tmp_path / "outcome.json").unlink()
     monkeypatch.setattr(follow, "_GONE", 0.0)  # the twin: one that never answers again does
     with pytest.raises(FederationError, match="no server answers") as caught:

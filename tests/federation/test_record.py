@@ -8,6 +8,7 @@ import pytest
 
 from fald.core.errors import StorageError
 from fald.federation.secure.session import Identity
+from fald.federation.site import record
 from fald.federation.site.record import RECORD, SEAL, Record, as_rows, read_record
 
 
@@ -225,8 +226,8 @@ def test_an_end_that_a_process_has_sealed_it_knows_until_a_file_changes(state, m
     mine, theirs = (Record(state, Identity.load(state / "identity.pem")) for _ in range(2))
     looked, end = [], Record._end
     monkeypatch.setattr(Record, "_end", lambda self: looked.append(self) or end(self))
-    for record in (mine, mine, theirs, mine, mine):
-        record.add({"asked": "round"})
+    for one in (mine, mine, theirs, mine, mine):
+        one.add({"asked": "round"})
     assert looked == [mine, theirs, mine]
     assert [entry["line"] for entry in read_record(state)] == list(range(1, 11))
     (state / RECORD).write_text("".join(lines(state)[:-1]))
@@ -242,3 +243,21 @@ def test_a_crash_before_the_seal_loses_nothing(state):
     assert len(read_record(state)) == 6
     record.add({"asked": "end"})
     assert [entry["line"] for entry in read_record(state)] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_disk_on_which_no_seal_finds_room_leaves_one_line_at_most(state, monkeypatch):
+    """Lines may fit where a new file does not: when there is room again, the record goes on."""
+    identity, write = Identity.load(state / "identity.pem"), record.write_atomically
+
+    def full(path, content):
+        raise StorageError(f"cannot write {path}: the disk is full")
+
+    monkeypatch.setattr(record, "write_atomically", full)
+    for made in (Record(state, identity), Record(state, identity)):
+        for _ in range(3):
+            with pytest.raises(StorageError, match="the disk is full"):
+                made.add({"asked": "round", "round": 5})
+    assert len(lines(state)) == 6
+    monkeypatch.setattr(record, "write_atomically", write)
+    made.add({"asked": "round", "round": 6})
+    assert [entry.get("round") for entry in read_record(state)] == [0, 1, 2, 3, 4, 5, 6]

@@ -294,6 +294,25 @@ def test_a_refusal_is_short_and_comes_even_where_the_record_is_broken(site):
     assert site.refused("open", OPEN) == OWN
 
 
+@pytest.mark.parametrize("blocked", ["record.seal", "status.json", "runs"])
+def test_a_refusal_comes_even_where_nothing_can_be_written(site, blocked):
+    """As on a full disk: the coordinator is told what is wrong with the site, not that nobody is there."""
+    if blocked == "runs":
+        (site.state / blocked).write_text("no folder")
+    else:
+        (site.state / blocked / "in the way").mkdir(parents=True)
+    assert site.refused("open", OPEN) == OWN
+    assert str(site.state / blocked) in site.log
+
+
+def test_without_a_log_its_words_are_printed(site, capfd):
+    (site.state / "site.log").mkdir()
+    assert "unknown kind" in site.refused("x", {})
+    printed = capfd.readouterr().err
+    assert "unknown kind" in printed
+    assert f"cannot write {site.state / 'site.log'}" in printed
+
+
 def test_nothing_that_is_no_message_is_read(site):
     reply = wire.unpack(site.worker.handle(b"nonsense"))
     assert "not a message" in reply.values["message"]

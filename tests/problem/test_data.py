@@ -362,6 +362,7 @@ def test_sites_with_different_columns(tmp_path):
         (b"age,dose,ill\n1,2,3,4,5\n", ["c.csv"]),
         (b"age,dose,ill\n1,2,3,4\n", ["c.csv", "more fields than the header"]),
         (b"age,dose,age,ill\n1,2,3,0\n", ["site 'c'", "several columns 'age'"]),
+        (b"age,dos;e,ill\n1,2,0\n", ["site 'c'", "no column 'dose'", "did you mean 'dos;e'?"]),
         (b"age,dose,ill\n1,,0\n", ["site 'c'", "'dose'", "missing value in data row 1"]),
         (b"age,dose,ill\n1,2,0\n1,NA,0\n", ["site 'c'", "'dose'", "missing value in data row 2"]),
         (b"age,dose,ill\n1,inf,0\n", ["site 'c'", "infinite value in data row 1"]),
@@ -372,6 +373,12 @@ def test_bad_csv(tmp_path, content, words):
     files = {**write_sites(tmp_path), "c": tmp_path / "c.csv"}
     files["c"].write_bytes(content)
     refused(DataError, *words, call=lambda: from_files(files, features=["age", "dose"]))
+
+
+def test_columns_with_numbers_for_names_may_not_have_one_name(tmp_path):
+    path = tmp_path / "c.csv"
+    path.write_bytes(b"1,1,ill\n1,2,0\n")
+    refused(DataError, "several columns '1'", call=lambda: from_files({"c": path}, features=["1"]))
 
 
 def test_garbage_in_parquet_and_other_kinds_of_files(tmp_path):

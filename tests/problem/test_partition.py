@@ -57,6 +57,22 @@ def test_names_are_in_the_order_of_numbers():
     data = partition.iid(ROWS, 101)
     assert data.names[:3] == ("client-000", "client-001", "client-002")
     assert data.names[-1] == "client-100"
+    assert partition.iid(ROWS, 10).names[-1] == "client-9"
+    assert partition.iid(ROWS, 11).names[-1] == "client-10"
+
+
+def test_as_many_shards_as_rows_give_each_client_single_rows():
+    data = partition.pathological(np.arange(6.0), np.zeros(6), 3, classes_per_client=2)
+    assert data.sizes.tolist() == [2, 2, 2]
+
+
+def test_the_last_client_has_its_share_of_every_class():
+    """Large parameters make equal shares, of which the last is as large as the others."""
+    data = partition.dirichlet(np.arange(4000.0), np.repeat([0, 1], 2000), 4, concentration=1e6)
+    for name in data.names:
+        rows = np.asarray(data.client(name))
+        assert len(rows) == pytest.approx(1000, abs=12)
+        assert np.sum(rows < 2000) == pytest.approx(500, abs=6)
 
 
 def test_iid_sizes_differ_by_at_most_one():

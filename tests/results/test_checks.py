@@ -4,7 +4,9 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import xarray as xr
 
 import fald
 from fald.core.errors import DataError
@@ -241,8 +243,18 @@ def test_redundant_columns_are_found_and_others_are_not():
     # a copy with noise of sd s has a variance inflation of 1 + 1/s²
     assert [n for n, _ in redundant_columns(table(u, v, u + 0.08 * w))["inflated"]] == ["0", "2"]
     assert redundant_columns(table(u, v, u + 0.12 * w))["inflated"] == []
-    with pytest.raises(DataError, match="not features"):
-        redundant_columns(fald.FederatedData.from_arrays({"a": u, "b": v}))
+    # a copy that was stored in float32 is one
+    assert redundant_columns(table(u, v, np.float32(u).astype(float)))["copies"] == [("0", "2")]
+    frame = pd.DataFrame({"s": ["a", "b"] * 100, "u": u, "y": 7.0})
+    named = fald.FederatedData.from_frame(frame, site="s", target="y", features=["u"])
+    assert redundant_columns(named)["outcome"] == ["y"]
+    frame["y"] = np.r_[1e6, v[1:]]
+    named = fald.FederatedData.from_frame(frame, site="s", target="y", features=["u"])
+    assert absurd_values(named) == [{"client": "a", "column": "y", "count": 1}]
+    x, y = np.column_stack([u, v]), w
+    for rows in (u, {"x": x, "y": y}, [x, y], (x, y, y), (u, y), (x, x)):
+        with pytest.raises(DataError, match="not features"):
+            redundant_columns(fald.FederatedData.from_arrays({"a": rows}))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -253,6 +265,7 @@ def test_values_that_cannot_be_meant(sign):
     assert absurd_values(table(sign * age, age)) == [
         {"client": c, "column": name, "count": n} for name in "01" for c, n in (("a", 2), ("b", 1))
     ]
+    assert FAR == 10
     # a border: within ten robust sds nothing is called absurd, however lonely
     few = np.tile([-1.0, -0.5, 0.0, 0.5, 1.0], 40)
     scale = 1.4826 * 0.5
@@ -319,12 +332,35 @@ def test_stored_densities_are_those_of_the_rows():
         stored = stats[f"log_{name}"].values.ravel()[taken]
         np.testing.assert_allclose(stored, computed[name], rtol=1e-6)
         assert np.std(stored) > 0.1  # the twin: a constant would be no test
-    with pytest.raises(DataError, match="rows are not here"):
-        prior_sensitivity(tree)
+    assert (len(taken), taken[0], taken[-1]) == (1000, 0, stats["log_prior"].size - 1)
+    for about in ((), (model,), (None, data)):
+        with pytest.raises(DataError, match="rows are not here"):
+            prior_sensitivity(tree, *about)
+    tree["posterior"].dataset = tree["posterior"].to_dataset().isel(chain=[0], draw=slice(0, 99))
+    with pytest.raises(DataError, match="takes 100 draws, and there are 99"):
+        prior_sensitivity(tree, model, data)
 
 
 def test_all_kinds_have_a_first_line():
     assert {kind.checks[0] for kind in KINDS.values()} == {"complete"}
+
+
+def test_sensitivities_know_no_constants_and_draws_that_are_all_alike_have_none(recwarn):
+    draws = np.random.default_rng(1).normal(size=(2, 100))
+    found = []
+    for constant in (0.0, -1e6, 1e6):
+        about = {"log_prior": -(draws**2), "log_likelihood": draws + constant, "same": 0 * draws}
+        tree = xr.DataTree.from_dict({
+            "posterior": xr.Dataset({"x": (("chain", "draw"), draws), "y": (("chain", "draw"), 0 * draws)}),
+            "sample_stats": xr.Dataset({name: (("chain", "draw"), a) for name, a in about.items()}),
+        })  # fmt: skip
+        tree.attrs["kind"] = "chain"
+        moving, alike = prior_sensitivity(tree)
+        found.append((moving["prior"], moving["likelihood"]))
+        assert np.isnan([alike["prior"], alike["likelihood"]]).all()
+    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-6)
+    assert min(found[0]) > 0.1
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
 
 
 def test_the_sensitivity_of_weighted_draws_is_that_of_arviz():

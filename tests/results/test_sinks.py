@@ -176,6 +176,10 @@ def test_a_callback_sees_every_draw_and_may_stop():
         sampled(callback=lambda round_number: None)
     with pytest.raises(ConfigError, match="sinks must come"):
         sampled(sinks=["draws.nc"])
+    with pytest.raises(ConfigError, match="in a list"):
+        sampled(sinks=fald.sinks.RunningMoments())
+    with pytest.raises(ConfigError, match="or be a result of"):
+        sampled(initial_position="fedavg.nc")
     with pytest.raises(ConfigError, match="the same sink is given twice"):
         sampled(sinks=2 * [fald.sinks.RunningMoments()])
 
@@ -208,6 +212,18 @@ def test_other_files_in_the_folder_of_draws_stay(tmp_path):
     assert (tmp_path / "draws-of-mine.nc").exists()
 
 
+def test_a_sink_that_saw_nothing_says_so(tmp_path):
+    for use in (fald.sinks.RunningMoments().mean, fald.sinks.DrawFiles(tmp_path).tree):
+        with pytest.raises(DataError, match="seen no run yet"):
+            use()
+    with pytest.raises(DataError, match="no draw yet"):
+        fald.sinks.ProbeCurve(X, Y).predictive()
+    moments = fald.sinks.RunningMoments()
+    moments.begin(MODEL)
+    moments.add(1, np.zeros((1, MODEL.dim)))
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(moments.sd()))  # of one draw
+
+
 def test_files_beyond_what_was_saved_are_made_again(tmp_path):
     files = fald.sinks.DrawFiles(tmp_path, rounds_per_file=1)
     files.begin(MODEL)
@@ -232,11 +248,11 @@ def test_half_of_the_variance_of_swag_is_diagonal_and_half_of_low_rank(part):
         "deviations": wide if part == "low-rank" else zero,
     })  # fmt: skip
     drawn = np.stack([np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(p)])
-                      for p in moments.swag(jax.random.key(0), 300)])  # fmt: skip
+                      for p in moments.swag(jax.random.key(0), 600)])  # fmt: skip
     z = (drawn - 3 * own) / own
     expected = {"diagonal": 0.5, "low-rank": 1.0}[part]
-    np.testing.assert_allclose(z.mean(0), 0, atol=4.5 * np.sqrt(expected / 300))
-    np.testing.assert_allclose(z.var(0), expected, rtol=4.5 * np.sqrt(2 / 300))
+    np.testing.assert_allclose(z.mean(0), 0, atol=4 * np.sqrt(expected / 600))
+    np.testing.assert_allclose(z.var(0), expected, rtol=4 * np.sqrt(2 / 600))
     assert (np.abs(np.corrcoef(z.T)[0, 1]) > 0.99) == (part == "low-rank")
 
 
@@ -263,6 +279,35 @@ def test_bins_of_reliability_hold_their_upper_ends():
     assert scores(mean, np.array([1, 0, 0, 1]), bins=4).ece == pytest.approx((0.5 + 0.25 + 2 * 0.38) / 4)
 
 
+def test_scores_are_their_sums():
+    from fald.results.probabilities import Predictive, auroc, nll, scores
+
+    rng = np.random.default_rng(0)
+    mean = rng.dirichlet(np.ones(3), 200)
+    labels = rng.integers(0, 3, 200)
+    found = scores(mean, labels)
+    hot = np.eye(3)[labels]
+    assert found.brier == pytest.approx(np.mean(np.sum((mean - hot) ** 2, axis=1)))
+    assert found.accuracy == pytest.approx(np.mean(mean.argmax(1) == labels))
+    apart = 0.0
+    for b in range(15):
+        here = (mean.max(1) > b / 15) & (mean.max(1) <= (b + 1) / 15)
+        apart += abs(np.sum((mean.argmax(1) == labels)[here]) - np.sum(mean.max(1)[here])) / 200
+    assert found.ece == pytest.approx(apart)
+    assert nll(mean, labels) == pytest.approx(-np.mean(np.log(np.sum(mean * hot, axis=1))))
+    assert np.isfinite(nll(np.array([[0.0, 1.0]]), np.array([0])))
+    low, high = rng.normal(size=50), rng.normal(0.5, 1, 60)
+    assert auroc(low, high) == pytest.approx(np.mean(high[:, None] > low))
+    whole = Predictive(mean, low, low, 1)
+    assert whole.detects(Predictive(mean, high, high, 1)) == auroc(low, high)
+    assert whole.scores(labels) == {**found._asdict(), "nll": nll(mean, labels)}
+    # rows of small probabilities alone still have a line for every bin
+    assert Predictive(np.full((4, 3), 1 / 3), low, low, 1).reliability([0, 1, 2, 0]).shape == (15, 3)
+    for wrong in (-1, 3):
+        with pytest.raises(DataError, match="labels must be from 0 to 2"):
+            whole.scores(np.r_[wrong, labels[1:]])
+
+
 def test_doubt_of_predictions():
     sure = np.array([[1.0, 0.0], [0.5, 0.5]])
     unsure = np.array([[0.0, 1.0], [0.5, 0.5]])
@@ -279,3 +324,5 @@ def test_doubt_of_predictions():
     axes = Figure().subplots()
     found.draw_reliability([0, 0], axes, bins=2)
     assert axes.collections[0].get_offsets().tolist() == [[0.5, 1.0]]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("largest probability", "share that is right")
+    assert (axes.get_xlim(), axes.get_ylim()) == ((0, 1), (0, 1))

@@ -13,7 +13,7 @@ from pathlib import Path
 from fald.core.errors import ConfigError, FaldError
 from fald.core.version import library_versions
 from fald.federation.engines import ENGINES, Finding
-from fald.federation.folder import KIT, SETTINGS, kit_engine, read_settings
+from fald.federation.folder import KIT, SETTINGS, check_own, kit_engine, read_settings
 from fald.federation.secure.identity import Identity, key_fingerprint
 from fald.federation.site.settings import read_site
 
@@ -35,6 +35,7 @@ def examine(folder: Path) -> list[Finding]:
         return [*own, *_attempted("engine", lambda: ENGINES[federation.engine].examine(folder))]
     if (folder / KIT).exists():
         own = [*_versions(), *_disk(folder), *_site(folder / "site")]
+        own += _attempted("keys", lambda: _made_here(folder / "site"))
         return [*own, *_attempted("engine", lambda: ENGINES[kit_engine(folder)].examine_kit(folder))]
     if (folder / "site.toml").exists():
         return [*_versions(), *_disk(folder), *_site(folder)]
@@ -90,6 +91,8 @@ def _site(home: Path) -> Iterator[Finding]:
         yield Finding("warn", "site", "it has not joined yet", "fald federation join KIT --data FILE")
         return
     site = read_site(home)
+    if site.state.exists() and site.state.stat().st_dev != home.stat().st_dev:
+        yield from _disk(site.state)
     try:
         own = Identity.load(site.identity).public
         yield Finding("ok", "keys", f"this site's key has the fingerprint {key_fingerprint(own)}")
@@ -112,6 +115,13 @@ def _site(home: Path) -> Iterator[Finding]:
     if site.data is not None and not site.data.exists():
         yield Finding("bad", "table", f"{site.data} is gone", "join again with --data")
     yield from _attempted("policy", lambda: _rules(site.policy))
+
+
+def _made_here(kit: Path) -> list[Finding]:
+    """Whether 'join' would go on with the key of a kit."""
+    if (kit / "site.toml").exists():
+        check_own(kit, read_site(kit).identity)
+    return []
 
 
 def _rules(path: Path | None) -> list[Finding]:

@@ -29,6 +29,7 @@ from fald.calculus.convolutions import convolves
 from fald.calculus.gradients import Split
 from fald.core.checks import check_count
 from fald.core.errors import ConfigError
+from fald.core.memory import give_back
 from fald.core.types import float_dtype
 from fald.langevin import costs as tally
 from fald.langevin.engine import Assignment, Failure
@@ -138,6 +139,8 @@ class InProcess:
         _, compiled = self._prepare(problem)
         move = self._advance_apart if compiled.rounds.layout.apart else self._advance_together
         server, memory, kept, energy = move(problem, state, num_rounds, len(rounds))
+        if compiled.rounds.layout.one_by_one:
+            give_back()  # convolutions take large rooms, on threads of their own
         position, of_draw, drift, *who = kept
         if not who:  # the same clients with the same weights in every round
             sizes = problem.data.sizes.astype(drift.dtype)

@@ -282,8 +282,8 @@ def sample(
     }
     if callback is not None and not _takes_three(callback):
         raise ConfigError(f"callback must be a function (round, positions, stats) -> stop; got {callback!r}")
-    if not all(isinstance(sink, Sink) for sink in sinks):
-        raise ConfigError(f"sinks must come from fald.sinks; got {list(sinks)!r}")
+    if not (isinstance(sinks, Sequence) and all(isinstance(sink, Sink) for sink in sinks)):
+        raise ConfigError(f"sinks must come from fald.sinks, in a list; got {sinks!r}")
     if len({id(sink) for sink in sinks}) < len(sinks):
         raise ConfigError("the same sink is given twice, and would count every draw twice")
     checkpoint = as_checkpoint(checkpoint)
@@ -377,9 +377,12 @@ def _start(model: Model, initial_position: Any, num_chains: int) -> jax.Array:
         return jax.vmap(lambda p: ravel_pytree(p)[0])(
             as_floats(found_positions(initial_position, model).last(num_chains))
         )
+    if jax.tree.structure(initial_position) != jax.tree.structure(model.initial_position):
+        raise ConfigError(
+            "initial-position must have the structure of the model's initial_position, or be a result of "
+            f"fald.sample; got a {type(initial_position).__name__}"
+        )
     given = as_floats(initial_position)
-    if jax.tree.structure(given) != jax.tree.structure(model.initial_position):
-        raise ConfigError("initial-position must have the structure of the model's initial_position")
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(model.initial_position)]
     found = [np.shape(leaf) for leaf in jax.tree.leaves(given)]
     if found == shapes:

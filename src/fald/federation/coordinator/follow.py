@@ -112,6 +112,8 @@ def _follow(
                     state, heard = adapter.job_state(federation, handle), now
                 except FederationError as error:
                     # the run needs nobody who follows it: it may end well while its server does not answer
+                    if progress and state != "unknown":
+                        print(f"{error.message}; asking again for {_GONE:.0f} s", file=sys.stderr, flush=True)
                     state = "unknown"
                     if now - max(heard, moved) > _GONE:
                         error.hint = f"for {_GONE:.0f} s; when it is back, --resume takes over what it did"

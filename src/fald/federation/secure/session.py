@@ -19,12 +19,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import ArrayLike, NDArray
@@ -44,10 +44,9 @@ from fald.federation.secure.identity import Identity, check_public, check_signat
 
 __all__ = ["FEWEST_SITES", "Identity", "Session", "check_shares", "fixed_point_sum", "split", "unmask_sum"]
 
-PROTOCOL = "fald secure sum 2"
+PROTOCOL = "fald secure sum 1"
 FEWEST_SITES = 3
-_COLUMNS = 8192  # of an upload that are hidden at a time
-_ZEROS = memoryview(bytes(16 * _COLUMNS))  # what is encrypted to get a stream
+_ZEROS = memoryview(bytes(1 << 18))  # what is encrypted to get a stream
 
 
 class _Answer(NamedTuple):
@@ -300,9 +299,12 @@ class Session:
         upload = np.empty((2, np.size(values) + 1), np.uint64)
         encode(values, saturate=saturate, out=upload[:, :-1])
         encode([1.0], out=upload[:, -1:])
+        stream = np.empty(upload.shape, "<u8")
         use = _joined(PROTOCOL, round, attempt, upload.shape[1], digest, *self.roster)
-        signs = [(pair, add if self.name < name else subtract) for name, pair in self._pairs.items()]
-        _hide(upload, [(_stream(pair, use), sign) for pair, sign in signs])
+        for name in self.roster:
+            if name != self.name:
+                _fill(stream, self._pairs[name], use)
+                (add if self.name < name else subtract)(upload, stream, upload)
         upload.flags.writeable = False
         self._last = _Answer(round, attempt, digest, upload)
         return upload
@@ -417,22 +419,12 @@ def _joined(*fields: str | bytes | int) -> bytes:
     return b"".join(len(r).to_bytes(8, "big") + r for r in raw)
 
 
-def _stream(pair: bytes, use: bytes) -> CipherContext:
-    """The stream of two sites for one use."""
+def _fill(stream: NDArray[Any], pair: bytes, use: bytes) -> None:
+    """Overwrite an array by the stream of two sites for one use."""
     key = hmac.digest(pair, use + b"\x01", "sha256")  # HKDF-Expand, of which the first block is the key
     # a key is used for one stream, so the nonce may be constant
-    return Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
-
-
-def _hide(upload: Words, streams: Sequence[tuple[CipherContext, Callable[..., Words]]]) -> None:
-    """Add the words of streams to an upload, or subtract them: some columns at a time, low words then high.
-
-    What all streams give for these stays in the cache of a processor.
-    """
-    words = np.empty(2 * _COLUMNS, "<u8")
-    for start in range(0, upload.shape[1], _COLUMNS):
-        part = upload[:, start : start + _COLUMNS]
-        stream = words[: part.size]
-        for encryptor, sign in streams:
-            encryptor.update_into(_ZEROS[: stream.nbytes], memoryview(stream.data).cast("B"))
-            sign(part, stream.reshape(part.shape), part)
+    encryptor = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    content = memoryview(stream.data).cast("B")
+    for start in range(0, len(content), len(_ZEROS)):
+        part = content[start : start + len(_ZEROS)]
+        encryptor.update_into(_ZEROS[: len(part)], part)

@@ -150,8 +150,7 @@ class LangevinSite:
 
     def after(self, number: int, total: Array) -> list[Array]:
         """The broadcast of a round, given the sum of all uploads of the round before."""
-        (before,) = jax.tree.leaves(self._message)
-        made = self._next(self._root, number, before=before, total=total)
+        made = self._next(self._root, number, before=self.start[0], total=total)
         return [np.asarray(leaf) for leaf in jax.tree.leaves(made)]
 
     def read(self, message: wire.Message) -> list[Array]:

@@ -53,10 +53,13 @@ class Record:
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             line = _text({"line": number + 1, "time": now, **_short(dict(entry)), "before": before})
             append_line(self._state / RECORD, line.encode() + b"\n")
-            end = {"lines": number + 1, "hash": _hash(line)}
-            seal = {**end, "signature": self._identity.sign(_text(end).encode())}
-            write_atomically(self._state / SEAL, _text(seal).encode())
-            self._known = (self._stamps(), number + 1, end["hash"])
+            self._seal(number + 1, _hash(line))
+            self._known = (self._stamps(), number + 1, _hash(line))
+
+    def _seal(self, lines: int, last: str) -> None:
+        end = {"lines": lines, "hash": last}
+        seal = {**end, "signature": self._identity.sign(_text(end).encode())}
+        write_atomically(self._state / SEAL, _text(seal).encode())
 
     def _stamps(self) -> list[tuple[int, int, int]]:
         """What tells whether another process has added a line since, or a file was changed."""
@@ -67,7 +70,7 @@ class Record:
         return [(f.st_ino, f.st_size, f.st_mtime_ns) for f in found]
 
     def _end(self) -> tuple[int, str]:
-        """The number of the last line and its hash; a line that a crash left without a seal counts."""
+        """The number of the last line and its hash; a line that a crash left without a seal gets one."""
         number, before = _sealed(self._state, self._identity.public)
         last = _last_line(self._state / RECORD)
         if (last is None and number == 0) or (last is not None and _hash(last) == before):
@@ -79,6 +82,7 @@ class Record:
             follows = False
         if not follows or last is None:
             raise _broken(self._state, "its last line is not the one that was sealed")
+        self._seal(number + 1, _hash(last))  # before another is added: two without are refused ever after
         return number + 1, _hash(last)
 
 

@@ -378,10 +378,10 @@ class SiteRun:
         self._tell(dict(zip(self._langevin.kinds, (np.size(a) for a in (upload.position, upload.energy)))))
         if self._session is None:
             return {f"leaf_{i}": a for i, a in enumerate(jax.tree.leaves(upload))}
-        parts = [(upload.position, weight[:, None]), (upload.energy, weight)]
+        parts = [upload.position.astype(float) * weight[:, None], upload.energy.astype(float) * weight]
         # what a round has cost follows from the rows where an upload was compressed, so it is summed as well
-        parts += [(each, 1.0) for each in jax.tree.leaves(upload.spent)]
-        flat = np.concatenate([np.multiply(part, by, dtype=float).ravel() for part, by in parts])
+        parts += jax.tree.leaves(upload.spent)
+        flat = np.concatenate([np.asarray(part, float).ravel() for part in parts])
         return {"masked": self._masked(message, flat, digest)}
 
     def _audited(self, message: wire.Message, number: int, leaves: list[Array], task: bytes) -> list[Array]:

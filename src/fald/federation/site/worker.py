@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import secrets
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -31,7 +32,7 @@ from fald.core.errors import (
     StorageError,
     printable,
 )
-from fald.core.files import locked, write_atomically
+from fald.core.files import locked, storage_error, write_atomically
 from fald.core.version import __version__, library_versions
 from fald.federation import wire
 from fald.federation.secure.session import Identity
@@ -133,7 +134,10 @@ class SiteWorker:
         family = self._family(message)
         if message.kind == "open":
             self._admit(family, message.values["version"])
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise storage_error(folder, error) from error
         if is_outside(family) and not self._is_confined:
             return self._confine(content, message, family)
         with locked(folder / "lock"):  # two processes must not answer one run
@@ -161,21 +165,28 @@ class SiteWorker:
         else:  # one sentence for all: a difference could tell of the rows
             said, hint, kind = UNSAID, "the site's own log says what", FederationError.__name__
         said = said[:1000]
-        self._note(refused=said)
-        try:
-            self._record.add({**self._told, "left": {}, "refused": said})
-        except FaldError as broken:
-            self.log(str(broken))
+        for write in (  # with a full disk as well, a refusal leaves
+            lambda: self._note(refused=said),
+            lambda: self._record.add({**self._told, "left": {}, "refused": said}),
+        ):
+            try:
+                write()
+            except FaldError as broken:
+                self.log(str(broken))
         values = {"site": self.settings.name, **about, "error": kind, "message": said}
         return wire.pack("refusal", {**values, "hint": hint})
 
     def log(self, text: str) -> None:
-        """Add to the site's own log."""
+        """Add to the site's own log; to what the process prints where that cannot be written."""
         stamp, path = time.strftime("%Y-%m-%d %H:%M:%S"), self.settings.state / "site.log"
-        if path.exists() and path.stat().st_size > _LARGEST_LOG:
-            path.replace(path.with_suffix(".1.log"))
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(f"{stamp} {printable(text[:_LONGEST], lines=True)}\n")
+        entry = f"{stamp} {printable(text[:_LONGEST], lines=True)}\n"
+        try:
+            if path.exists() and path.stat().st_size > _LARGEST_LOG:
+                path.replace(path.with_suffix(".1.log"))
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(entry)
+        except OSError as error:
+            print(f"{entry}{storage_error(path, error)}", file=sys.stderr)
 
     def _note(self, **fields: Any) -> None:
         """What 'fald federation join' shows, which is the same in every round."""
