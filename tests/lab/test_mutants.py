@@ -17,7 +17,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("which", ["--known", "--attacks"])
 def test_known_slips_are_noticed(which):
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.mutants", which, "--worst"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.mutants", which, "--worst"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert not [line for line in done.stdout.splitlines() if line.startswith("passed")]
