@@ -104,6 +104,8 @@ _SCHEDULES = [
     for name in (
         "test_values",
         "test_schedules_are_their_formulas",
+        "test_every_step_of_a_scaled_schedule_is_so_many_times_as_large",
+        "test_numbers_are_scaled_and_functions_are_not",
         "test_numbers_out_of_range_are_refused",
         "test_records_are_plain_and_come_back",
         "test_numbers_can_be_taken_out_of_a_schedule_and_not_out_of_a_function",

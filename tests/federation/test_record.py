@@ -226,8 +226,8 @@ def test_an_end_that_a_process_has_sealed_it_knows_until_a_file_changes(state, m
     mine, theirs = (Record(state, Identity.load(state / "identity.pem")) for _ in range(2))
     looked, end = [], Record._end
     monkeypatch.setattr(Record, "_end", lambda self: looked.append(self) or end(self))
-    for record in (mine, mine, theirs, mine, mine):
-        record.add({"asked": "round"})
+    for one in (mine, mine, theirs, mine, mine):
+        one.add({"asked": "round"})
     assert looked == [mine, theirs, mine]
     assert [entry["line"] for entry in read_record(state)] == list(range(1, 11))
     (state / RECORD).write_text("".join(lines(state)[:-1]))

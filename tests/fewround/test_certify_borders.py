@@ -285,19 +285,19 @@ def test_scores_are_judged_by_their_standard_errors():
 
 
 def test_copies_of_a_draw_are_one_observation_of_the_scores():
-    rng = np.random.default_rng(6)
-    draws = rng.standard_normal((400, 2))
-    slopes = -draws + rng.normal(0.1, 1.0, draws.shape)
-    whole = certify.scores(draws, slopes, 0.05, NAMES)
-    twice = certify.scores(np.repeat(draws, 2, axis=0), np.repeat(slopes, 2, axis=0), 0.05, NAMES)
-    assert "standard error" in whole.sentence
-
-    def numbers(found):
-        return [float(word.rstrip(",")) for word in found.sentence.split() if word[0].isdigit()]
-
-    # the sentence rounds to three digits, and a sample covariance knows how many rows it has
-    assert numbers(twice) == pytest.approx(numbers(whole), abs=2e-3)
-    assert numbers(whole)[1] > 0.02
+    """The halves of the draws are off to both sides, so that all of them must count, and none twice."""
+    draws = np.random.default_rng(6).standard_normal((4000, 2))
+    slopes = -draws + np.where(np.arange(4000) < 2000, 0.5, -0.5)[:, None]
+    whole = certify.scores(draws, slopes, 0.1, NAMES)
+    twice = certify.scores(np.repeat(draws, 2, axis=0), np.repeat(slopes, 2, axis=0), 0.1, NAMES)
+    assert whole.holds
+    assert twice.holds
+    assert whole.name == twice.name == "scores"
+    assert not certify.scores(draws[:2000], slopes[:2000], 0.1, NAMES).holds  # the twin
+    # of as many draws, copies know less
+    few, many = np.repeat(draws[:300], 10, axis=0), draws[:3000]
+    assert certify.scores(many, -many, 0.03, NAMES).name == "scores"
+    assert certify.scores(few, -few, 0.03, NAMES).name == "precision of scores"
 
 
 @pytest.mark.parametrize("length", [0.01, 1.0, 100.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -74,6 +75,27 @@ def test_the_mode_is_found_from_afar_where_newtons_steps_overshoot():
     mode, _ = target.quadratic_mode(precision, shift, np.array([40.0, 25.0]))
     slope = shift - precision @ mode - 6 * mode / np.sqrt(1 + mode**2)
     np.testing.assert_allclose(slope, 0, atol=1e-4)
+
+
+def test_the_search_for_that_mode_is_told_one_energy_twice(monkeypatch):
+    """Its values alone and with derivatives, of which the gradient is that of differences."""
+    target = Target(model(lambda t: -6 * jnp.sum(jnp.sqrt(1 + t**2)), 2))
+    precision, shift = np.array([[0.3, 0.1], [0.1, 0.2]]), np.array([4.0, -9.0])
+    module, found = importlib.import_module("fald.fewround.target"), []
+
+    def looked(report, values, start, **others):
+        for theta in np.array([[1.0, 2.0], [-0.5, 3.0]]):
+            here = report(theta)
+            around = theta + 1e-5 * np.array([[0, 0], [1, 0], [0, 1], [-1, 0], [0, -1]])
+            level = values(around)
+            found.append(here.value - level[0])
+            np.testing.assert_allclose(here.gradient, (level[1:3] - level[3:]) / 2e-5, rtol=1e-5)
+        return descend(report, values, start, **others)
+
+    descend = module.descend
+    monkeypatch.setattr(module, "descend", looked)
+    target.quadratic_mode(precision, shift, np.zeros(2))
+    np.testing.assert_allclose(found, 0, atol=1e-9)
 
 
 def test_a_prior_whose_top_is_out_of_reach_is_looked_at_where_it_begins():

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 
 import fald
 from fald.core.errors import DataError
@@ -247,6 +248,9 @@ def test_redundant_columns_are_found_and_others_are_not():
     frame = pd.DataFrame({"s": ["a", "b"] * 100, "u": u, "y": 7.0})
     named = fald.FederatedData.from_frame(frame, site="s", target="y", features=["u"])
     assert redundant_columns(named)["outcome"] == ["y"]
+    frame["y"] = np.r_[1e6, v[1:]]
+    named = fald.FederatedData.from_frame(frame, site="s", target="y", features=["u"])
+    assert absurd_values(named) == [{"client": "a", "column": "y", "count": 1}]
     x, y = np.column_stack([u, v]), w
     for rows in (u, {"x": x, "y": y}, [x, y], (x, y, y), (u, y), (x, x)):
         with pytest.raises(DataError, match="not features"):
@@ -328,7 +332,7 @@ def test_stored_densities_are_those_of_the_rows():
         stored = stats[f"log_{name}"].values.ravel()[taken]
         np.testing.assert_allclose(stored, computed[name], rtol=1e-6)
         assert np.std(stored) > 0.1  # the twin: a constant would be no test
-    assert len(taken) == 1000
+    assert (len(taken), taken[0], taken[-1]) == (1000, 0, stats["log_prior"].size - 1)
     for about in ((), (model,), (None, data)):
         with pytest.raises(DataError, match="rows are not here"):
             prior_sensitivity(tree, *about)
@@ -339,6 +343,24 @@ def test_stored_densities_are_those_of_the_rows():
 
 def test_all_kinds_have_a_first_line():
     assert {kind.checks[0] for kind in KINDS.values()} == {"complete"}
+
+
+def test_sensitivities_know_no_constants_and_draws_that_are_all_alike_have_none(recwarn):
+    draws = np.random.default_rng(1).normal(size=(2, 100))
+    found = []
+    for constant in (0.0, -1e6, 1e6):
+        about = {"log_prior": -(draws**2), "log_likelihood": draws + constant, "same": 0 * draws}
+        tree = xr.DataTree.from_dict({
+            "posterior": xr.Dataset({"x": (("chain", "draw"), draws), "y": (("chain", "draw"), 0 * draws)}),
+            "sample_stats": xr.Dataset({name: (("chain", "draw"), a) for name, a in about.items()}),
+        })  # fmt: skip
+        tree.attrs["kind"] = "chain"
+        moving, alike = prior_sensitivity(tree)
+        found.append((moving["prior"], moving["likelihood"]))
+        assert np.isnan([alike["prior"], alike["likelihood"]]).all()
+    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-6)
+    assert min(found[0]) > 0.1
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
 
 
 def test_the_sensitivity_of_weighted_draws_is_that_of_arviz():

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 PyTree: TypeAlias = Any
 Position: TypeAlias = PyTree
@@ -30,3 +31,15 @@ def sum_last(array: jax.Array) -> jax.Array:
     if not 0 < array.shape[-1] <= 4:
         return jnp.sum(array, axis=-1)
     return sum((array[..., i] for i in range(1, array.shape[-1])), start=array[..., 0])
+
+
+def incomplete(rows: PyTree) -> int | None:
+    """The first of some rows with a missing or infinite value, if there is one.
+
+    Examples
+    --------
+    >>> incomplete((np.ones((3, 2)), np.array([1.0, np.nan, np.inf])))
+    1
+    """
+    found = [np.isfinite(a.reshape(len(a), -1)).all(1) for a in jax.tree.leaves(rows) if a.dtype.kind == "f"]
+    return min((int(np.argmin(whole)) for whole in found if not whole.all()), default=None)

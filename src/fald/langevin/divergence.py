@@ -12,9 +12,8 @@ import numpy as np
 
 from fald.calculus.gradients import client_rows, energy_fn, largest_curvatures, pooled_mode
 from fald.core.errors import FaldError, NonFiniteError
-from fald.core.types import float_dtype
+from fald.core.types import float_dtype, incomplete
 from fald.langevin.engine import Assignment, Engine
-from fald.problem.data import incomplete
 from fald.runtime.records import Records, RunState
 from fald.settings.schedules import Phases, step_sizes_at
 

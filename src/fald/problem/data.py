@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from fald.core.errors import ConfigError, DataError
-from fald.core.types import PyTree
+from fald.core.types import PyTree, incomplete
 from fald.problem.encoding import (
     Categories,
     Scaling,
@@ -477,18 +477,6 @@ def _by_text(named: Mapping[Any, Any]) -> dict[str, Any]:
             hint="a column that mixes numbers and text gives such names",
         )
     return texts
-
-
-def incomplete(rows: PyTree) -> int | None:
-    """The first row with a missing or infinite value, if there is one.
-
-    Examples
-    --------
-    >>> incomplete((np.ones((3, 2)), np.array([1.0, np.nan, np.inf])))
-    1
-    """
-    found = [np.isfinite(a.reshape(len(a), -1)).all(1) for a in jax.tree.leaves(rows) if a.dtype.kind == "f"]
-    return min((int(np.argmin(whole)) for whole in found if not whole.all()), default=None)
 
 
 _PRINTED = 256  # rows that are read to recognise them
