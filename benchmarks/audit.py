@@ -230,7 +230,8 @@ def precision(names: list[str], seeds: int) -> None:
             tree = fald.fit(seed, study.model, study.data, progress=False)
         finally:
             predicted._SINGLE, predicted._DRAWN = kept
-        return tree.attrs["verdict"], *(tree["rounds"][key].values[-1] for key in ("mean", "sd"))
+        rounds: Any = tree["rounds"]
+        return tree.attrs["verdict"], rounds["mean"].values[-1], rounds["sd"].values[-1]
 
     for name in names or studies.names():
         study = studies.load(name)

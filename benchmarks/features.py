@@ -54,8 +54,8 @@ def _told(row: dict[str, Any] | None) -> str:
         return f"refused: {row['reason'].partition(': ')[2] or row['reason']}"
     seconds = f"{row['cold']:.1f} CPU-s, {row['memory']:,.0f} MB"
     if row["tool"] == "fald":
-        why = f": {row['reason']}" if row["reason"] else f", error of a mean {row['error']:.4f}"
-        return f"{row['verdict']} in {seconds}{why}"
+        verdict, comma, _ = row["verdict"].partition(";")  # the first of its reasons
+        return f"{verdict}{' …' * bool(comma)} in {seconds}, error of a mean {row['error']:.4f}"
     return f"{seconds}, error of a mean {row['error']:.3f}" + ("" if row["error"] <= _GOOD else ", of no use")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fald.core.errors import StorageError
 from fald.federation.secure.session import Identity
-from fald.federation.site import record
+from fald.federation.site import record as site_record
 from fald.federation.site.record import RECORD, SEAL, Record, as_rows, read_record
 
 
@@ -247,17 +247,17 @@ def test_a_crash_before_the_seal_loses_nothing(state):
 
 def test_a_disk_on_which_no_seal_finds_room_leaves_one_line_at_most(state, monkeypatch):
     """Lines may fit where a new file does not: when there is room again, the record goes on."""
-    identity, write = Identity.load(state / "identity.pem"), record.write_atomically
+    identity, write = Identity.load(state / "identity.pem"), site_record.write_atomically
 
     def full(path, content):
         raise StorageError(f"cannot write {path}: the disk is full")
 
-    monkeypatch.setattr(record, "write_atomically", full)
+    monkeypatch.setattr(site_record, "write_atomically", full)
     for made in (Record(state, identity), Record(state, identity)):
         for _ in range(3):
             with pytest.raises(StorageError, match="the disk is full"):
                 made.add({"asked": "round", "round": 5})
     assert len(lines(state)) == 6
-    monkeypatch.setattr(record, "write_atomically", write)
+    monkeypatch.setattr(site_record, "write_atomically", write)
     made.add({"asked": "round", "round": 6})
     assert [entry.get("round") for entry in read_record(state)] == [0, 1, 2, 3, 4, 5, 6]

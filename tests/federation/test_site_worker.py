@@ -286,6 +286,9 @@ def test_the_words_of_others_are_not_told(site, kind):
 def test_a_refusal_is_short_and_comes_even_where_the_record_is_broken(site):
     long = raised_in_fald(FederationError("x" * 5000))
     assert wire.unpack(site.worker._refuse({}, long)).values["message"] == "x" * 1000
+    assert "x" * 5000 in site.log  # all of it; of millions the beginning
+    site.worker.log("§" * 1_000_000)
+    assert site.log.count("§") == 100_000
     (site.state / RECORD).write_text("")
     reply = wire.unpack(site.worker._refuse({}, long))
     assert reply.kind == "refusal"
