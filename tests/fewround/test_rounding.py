@@ -1,12 +1,13 @@
 """Answers on a grid: unbiased, exact in sums, the same for the same request, and no finer than said."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fald
 from fald.core.reveals import KINDS
 from fald.fewround import proposal
-from fald.fewround.rounding import rounded
+from fald.fewround.rounding import Grid, _units, rounded
 from fald.fewround.site import ARRAYS
 
 MODEL = fald.models.logistic_regression(2)
@@ -78,3 +79,24 @@ def test_what_is_no_number_stays_none():
 def test_every_array_of_an_answer_has_a_grid_but_counts(name):
     kind = ARRAYS[name][0]
     assert (KINDS[kind].grid is None) == (kind == "count")
+
+
+def test_without_a_proposal_sds_are_allowed_for_as_far_as_the_prior_and_the_usual_go():
+    sds = 2.0 ** np.array([20.5, -15.5, 0.5])
+    model = fald.Model(lambda theta: -0.5 * jnp.sum((theta / sds) ** 2), lambda theta, row: 0.0, jnp.zeros(3))
+    assert _units(model, {}, -1).tolist() == [-21, -10, -10]
+    assert _units(model, {}, 0).tolist() == [0, 0, 0]
+    assert _units(model, {}, 1).tolist() == [-10, -16, -10]
+
+
+def test_the_dither_follows_from_the_names_of_what_is_asked_and_has_128_bits(recwarn):
+    model = fald.models.logistic_regression(2)
+    places = np.ones((4, model.dim))
+    asked = [Grid(model, {name: places}) for name in ("points", "states")]
+    numbers = [grid._number(site) for grid in asked for site in ("north", "south")]
+    assert len(set(numbers)) == 4
+    assert 2**100 < max(numbers) < 2**128
+    odd = np.array([np.inf, -np.inf, np.nan, 1.0])
+    found = asked[0].rounded("north", {"point_values": odd})["point_values"]
+    np.testing.assert_array_equal(found[:3], odd[:3])
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]

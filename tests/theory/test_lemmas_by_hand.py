@@ -202,6 +202,20 @@ def test_the_best_local_steps_have_the_fewest_rounds_of_the_bound(kappa):
     assert rounds[found - 1] <= rounds.min() * 1.001 + 1
 
 
+def test_of_the_local_steps_on_both_sides_of_the_root_the_better_is_taken():
+    K = np.arange(1, 100)
+    for kappa in np.arange(1.0, 400.0, 1.7):
+        problem = Constants(smoothness=kappa, strong_convexity=1.0, dim=2, num_clients=5)
+        rounds = ((K - 1) ** 2 + kappa) / K
+        assert rounds[theory.best_local_steps(problem) - 1] == pytest.approx(rounds.min(), rel=1e-12)
+
+
+def test_where_nothing_is_to_be_reached_one_step_is_enough():
+    still = Constants(smoothness=9.0, strong_convexity=1.0, dim=2, num_clients=5, temperature=0.0)
+    assert not still.sources().any()
+    assert theory.best_local_steps(still, 0.1) == 1
+
+
 def test_the_best_step_of_a_run_is_the_least_of_its_bound_or_refused():
     far = Constants(smoothness=L, strong_convexity=M, dim=D, num_clients=N, initial_distance=1e4)
     run = {"local_steps": 3, "correlation": RHO, "participation": with_replacement(2)}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Look(NamedTuple):
+class Stroke(NamedTuple):
     """How one series looks."""
 
     color: str
@@ -46,7 +46,7 @@ _RC: dict[Any, Any] = {
 }
 
 
-def look(i: int) -> Look:
+def look(i: int) -> Stroke:
     """The look of the i-th series.
 
     Examples
@@ -54,7 +54,7 @@ def look(i: int) -> Look:
     >>> len({look(i) for i in range(7)})
     7
     """
-    return Look(_COLOURS[i % 7], _DASHES[i % 7], _MARKERS[i % 7])
+    return Stroke(_COLOURS[i % 7], _DASHES[i % 7], _MARKERS[i % 7])
 
 
 @contextmanager
