@@ -326,7 +326,8 @@ class SiteRun:
                 "curvature may not leave it (curvature of its policy)",
                 hint="set curvature = false in [fit] of the study",
             )
-        arrays = rounded(model, self.site.name, request, found)
+        # masked they are one row of numbers, in the order in which a message lists its arrays
+        arrays = dict(sorted(rounded(model, self.site.name, request, found).items()))
         self._tell({ARRAYS[name][0]: a.size for name, a in arrays.items()})
         if self._session is None:
             return arrays
