@@ -612,7 +612,7 @@ def test_answers_under_masks_leave_with_their_shapes_alone(tmp_path, rows):
     }  # fmt: skip
     assert found["shape_a"].dtype == np.int64
     ((values, given),) = run._session.asked
-    assert values.tolist() == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert values.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0, 1.0]  # by name, whatever was answered first
     agreed = wire.digest(json.dumps(["study", NAMES, SIZES]).encode())
     bound = wire.digest(b"digest" + agreed + b"\0")  # and no audit
     assert given == {"round": 1, "attempt": 4, "digest": bound, "saturate": True}

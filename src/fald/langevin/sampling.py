@@ -154,7 +154,7 @@ def sample(
     step_check
         Compare the step size with the largest curvature of some clients before the first round and at the
         mean of the draws, each in about a second at most when it is compiled, and warn where it is too large.
-        False: do not.
+        The rows with the largest and smallest labels are looked at as well. False: do not.
     progress
         Report on standard error.
     checkpoint
@@ -242,7 +242,8 @@ def sample(
         check_schedule(about.step_size, num_rounds * about.local_steps - 1)
     key, seed = as_key(rng_key)
     check_model(model, data)
-    for said in remarks(data, about.batch_size, model=model, private=privacy is not None):
+    looked = model if step_check else None  # that asks for log likelihoods before the first round, too
+    for said in remarks(data, about.batch_size, model=looked, private=privacy is not None):
         warnings.warn(said, stacklevel=2)
     engine = InProcess() if engine is None else engine
     if data.read is not None and not (
