@@ -22,7 +22,7 @@ class Design(NamedTuple):
     """What coefficients are multiplied with: (T, k) or (q, T, k), less the means (groups, k) of tables."""
 
     table: Array
-    means: Array | None = None
+    means: Array = np.empty((0, 0))
 
 
 class Look:
@@ -113,7 +113,7 @@ def _from_middle(coefficients: Array) -> tuple[Array, Array]:
 
 
 def _each(totals: Totals, rows: Array, columns: Array, out: Array) -> Array:
-    """The product of rows (T, k) and columns, a product for each table, with the rounding that it has alone."""
+    """The product of rows (T, k) and columns, a product for each table, rounded as it would be alone."""
     for own, place in zip(totals.split(rows), totals.split(out)):
         np.matmul(own, columns, out=place)
     return out
