@@ -224,12 +224,12 @@ def precision(names: list[str], seeds: int) -> None:
     from fald.calculus import predicted
 
     def run(study: Any, seed: int, exact: bool) -> tuple[str, np.ndarray, np.ndarray]:
-        kept = predicted._SINGLE, predicted._DRAWN
-        predicted._SINGLE, predicted._DRAWN = (sys.maxsize,) * 2 if exact else kept
+        kept = predicted._SINGLE
+        predicted._SINGLE = sys.maxsize if exact else kept
         try:
             tree = fald.fit(seed, study.model, study.data, progress=False)
         finally:
-            predicted._SINGLE, predicted._DRAWN = kept
+            predicted._SINGLE = kept
         rounds: Any = tree["rounds"]
         return tree.attrs["verdict"], rounds["mean"].values[-1], rounds["sd"].values[-1]
 
