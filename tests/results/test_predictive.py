@@ -101,7 +101,10 @@ def test_outcomes_all_but_certain_have_a_distance():
     assert found["sites"][0]["distance"] == 0.0
     # sds and variances count as at least 1e-12
     assert predictive._distance(3.0, np.full(150, 2.0)) == pytest.approx(1e12)
-    assert predictive._of_coins(0.5, np.ones((20, 150))) == {"expected": 1.0, "distance": pytest.approx(-5e11)}
+    assert predictive._of_coins(0.5, np.ones((20, 150))) == {
+        "expected": 1.0,
+        "distance": pytest.approx(-5e11),
+    }
     seen, simulated = predictive._site_means(np.full(20, 0.5), np.ones((20, 150)), [slice(0, 20)])
     assert (seen, simulated.tolist()) == (pytest.approx(0.25e12), [0.0] * 150)
 
@@ -147,7 +150,7 @@ def test_a_coin_falls_on_one_where_a_number_is_below_its_chance(monkeypatch):
 
 @pytest.fixture
 def outcomes(monkeypatch):
-    """The outcomes of a model whose draws are given as they are, and which is asked without being compiled."""
+    """The outcomes of a model whose draws are given as they are; nothing is compiled."""
 
     def expected(model, at, x):
         return model.predict_fn(np.asarray(at), np.asarray(x))
@@ -178,8 +181,10 @@ def numbered(at, x, seed):
 
 @pytest.mark.parametrize(
     ("draws", "num_rows", "taken"),
-    [(100, 2, 100), (250, 2, 250), (400, 2, 400), (401, 2, 400), (1000, 2, 400)]
-    + [(1000, 100_000, 400), (1000, 100_001, 399), (1000, 400_000, 100), (150, 400_000, 100)],
+    [
+        *[(100, 2, 100), (250, 2, 250), (400, 2, 400), (401, 2, 400), (1000, 2, 400)],
+        *[(1000, 100_000, 400), (1000, 100_001, 399), (1000, 400_000, 100), (150, 400_000, 100)],
+    ],
 )
 def test_draws_are_taken_evenly_from_the_first_to_the_last(outcomes, draws, num_rows, taken):
     seen, means, simulated, outcome = outcomes(
