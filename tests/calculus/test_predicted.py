@@ -123,7 +123,7 @@ def test_small_tables_in_float32_answer_as_they_would_alone(name: str) -> None:
     tables = [(x[a:b], y[a:b]) for a, b in itertools.pairwise([0, 1, 3, 90, 91, 299, 300])]
     together = predicted.values(model, tables, positions)
     alone = np.concatenate([predicted.values(model, [one], positions) for one in tables])
-    np.testing.assert_allclose(together, alone, rtol=1e-9)
+    np.testing.assert_array_equal(together, alone)  # or rounding to the grid would differ on a federation
     exact = predicted.values(model, tables, positions[:511])  # so few positions are looked at in float64
     assert 1e-9 < np.max(np.abs(together[:, :511] - exact)) < 1e-4
 

@@ -22,7 +22,7 @@ class Design(NamedTuple):
     """What coefficients are multiplied with: (T, k) or (q, T, k), less the means (groups, k) of tables."""
 
     table: Array
-    means: Array | None = None
+    means: Array = np.empty((0, 0))
 
 
 class Look:
@@ -68,7 +68,7 @@ class Single(Look):
 
     def design(self, tile: Tile) -> Design:
         """(q, T, k + 1): the last column is the predictor at the middle."""
-        return Design(_with_middle(tile.z - self._centre, tile.z, self._middle))
+        return Design(_with_middle(tile.z - self._centre, tile, self._middle))
 
     def rows(self, design: Design) -> Array:
         """Those of the first predictor, whose last column alone differs."""
@@ -93,14 +93,14 @@ class Shared(Look):
         """(q, T, k): the last column is the predictor at the middle, in the place of the intercept."""
         means = tile.totals(tile.z) / tile.totals.counts
         features = tile.z[:, :-1] - np.repeat(means[:, :-1], tile.totals.sizes, axis=0)
-        return Design(_with_middle(features, tile.z, self._middle), means)
+        return Design(_with_middle(features, tile, self._middle), means)
 
     def predictors(self, tile: Tile, design: Design, own: Array, out: Array) -> tuple[Array, Totals]:
         """As in float64; what means and intercept say is computed so, and added to all rows of a table."""
-        coefficients, moved = own.astype(np.float32), design.means @ own
+        coefficients, moved = own.astype(np.float32), (design.means[:, None] @ own[:, None])[:, :, 0]
         coefficients[:, -1] = 1.0
-        np.matmul(design.table, coefficients, out=out)
-        for predictors, each in zip(out, moved.astype(np.float32)):
+        for predictors, table, known, each in zip(out, design.table, coefficients, moved.astype(np.float32)):
+            _each(tile.totals, table, known, predictors)
             tile.totals.add(predictors, each)
         return out, tile.totals.at(design.table[0], coefficients[0], moved[0])
 
@@ -112,11 +112,18 @@ def _from_middle(coefficients: Array) -> tuple[Array, Array]:
     return middle, coefficients - middle[..., None]
 
 
-def _with_middle(design: Array, z: Array, middle: Array) -> Array:
+def _each(totals: Totals, rows: Array, columns: Array, out: Array) -> Array:
+    """The product of rows (T, k) and columns, a product for each table, rounded as it would be alone."""
+    for own, place in zip(totals.split(rows), totals.split(out)):
+        np.matmul(own, columns, out=place)
+    return out
+
+
+def _with_middle(design: Array, tile: Tile, middle: Array) -> Array:
     """(q, T, columns + 1) the design (T, columns), and a last column that is the predictor at the middle."""
-    table = np.empty((len(middle), len(z), design.shape[1] + 1), np.float32)
+    table = np.empty((len(middle), len(tile.z), design.shape[1] + 1), np.float32)
     table[..., :-1] = design
-    table[..., -1] = (z @ middle.T).T
+    table[..., -1] = _each(tile.totals, tile.z, middle.T, np.empty((len(tile.z), len(middle)))).T
     return table
 
 
