@@ -194,6 +194,7 @@ def test_what_is_not_guaranteed_says_every_reason():
     [
         ({"local_steps": 1}, []),
         ({}, ["local-steps = 1", "correlation = 1"]),
+        ({"local_steps": 2}, ["local-steps = 1", "correlation = 1"]),
         ({"correlation": 1.0}, ["local-steps = 1"]),
         ({"batch_size": 2, "local_steps": 1}, ["all rows in every step"]),
         (
@@ -255,7 +256,7 @@ def test_a_point_stays_unless_another_is_as_good_in_all_and_better_in_one():
 
 def test_points_of_a_setting_have_the_rounds_and_errors_of_its_law(monkeypatch):
     law = SimpleNamespace(
-        autocorrelation_time=lambda: np.array([2.0, 3.5]),
+        autocorrelation_time=lambda: np.array([2.0, 3.46]),
         arrival=lambda goal: {0.1: 40, 0.2: 0}.get(goal.bias) if goal.bias == goal.sd_error else -1,
         excess=lambda rounds, goal: {(40, 0.1): 0.5, (0, 0.2): 0.9}.get((rounds, goal.bias), 0.7),
     )
@@ -267,7 +268,7 @@ def test_points_of_a_setting_have_the_rounds_and_errors_of_its_law(monkeypatch):
         return run["num_rounds"] / 10
 
     found = front._points(TWO, goal, setting, errors=(0.05, 0.1, 0.2), privacy_fn=privacy_fn)
-    # ten draws per chain at 3.5 rounds each, after the warm-up
+    # ten draws per chain at 3.46 rounds each, rounded up, after the warm-up
     assert [(p.num_rounds, p.num_warmup, p.privacy) for p in found] == [(75, 40, 7.5), (35, 0, 3.5)]
     assert [p.error for p in found] == pytest.approx([0.1 * 0.7, 0.2 * 0.9])
     assert asked[0] == {**setting.arguments(), "num_rounds": 75, "num_chains": 8}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fald import schedules
-from fald.core.errors import ConfigError
+from fald.core.errors import ConfigError, DataError
 from fald.planner import Goal, Problem, Setting, chain, scheduled
 from fald.settings.participation import with_replacement
 
@@ -30,11 +30,39 @@ def test_step_sizes_are_rounded_down_and_counts_up():
 
 
 def test_draws_are_thinned_to_a_tenth_of_their_memory():
-    law = SimpleNamespace(autocorrelation_time=lambda thinning=1: np.array([1.0, 3.0 + 40.0 / thinning]))
-    assert search._draws(law, Goal(ess=320, num_chains=32, ess_per_chain=0)) == (4, math.ceil(10 * 13.0))
+    law = SimpleNamespace(autocorrelation_time=lambda thinning=1: np.array([1.0, 3.03 + 40.0 / thinning]))
+    # 10 draws of 13.03 kept rounds each: 130.3
+    assert search._draws(law, Goal(ess=320, num_chains=32, ess_per_chain=0)) == (4, 131)
     quick = SimpleNamespace(autocorrelation_time=lambda thinning=1: np.array([9.0, 1.0]))
     assert search._draws(quick, Goal(ess=320, num_chains=32, ess_per_chain=0)) == (1, 90)
     assert search._draws(quick, Goal(ess=0)) == (1, 0)
+
+
+def test_a_bracket_is_cut_seven_times_by_the_golden_ratio():
+    """Of a cost without a slope the lower part is kept each time; nothing is climbed or descended."""
+    asked = []
+    found = search._least(lambda step: asked.append(step) or 1.0, 0.1, 1.0)
+    golden, width = (math.sqrt(5) - 1) / 2, 2 * math.log(2)
+    ends = [-math.log(2), 0.0, math.log(2)]
+    inside = [width * golden**k - math.log(2) for k in range(1, 9)]
+    np.testing.assert_allclose(np.sort(np.log(asked)), math.log(0.1) + np.sort([*ends, *inside]))
+    assert found == pytest.approx(0.1)  # the first of equals
+
+
+@pytest.mark.parametrize("offset", np.linspace(-1.3, 1.3, 27))
+def test_the_bottom_is_as_near_as_seven_cuts_bring_it(offset):
+    """What is left after seven cuts holds the bottom and a place that was looked at, by the golden ratio."""
+    best = 0.01 * math.exp(offset)
+    found = search._least(lambda step: abs(math.log(step / best)), 0.01, 1.0)
+    assert abs(math.log(found / best)) <= 2 * math.log(2) * ((math.sqrt(5) - 1) / 2) ** 8 * (1 + 1e-9)
+
+
+def test_no_step_above_the_largest_is_looked_at():
+    for guess in (0.3, 0.7, 1.0, 5.0):
+        asked = []
+        found = search._least(lambda step: asked.append(step) or 1 / step, guess, 1.0)
+        assert max(asked) == pytest.approx(1.0, abs=1e-12)
+        assert found == pytest.approx(1.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("guess", [1e-7, 1e-3, 0.05, 1.0])
@@ -65,8 +93,9 @@ def test_near_a_good_guess_few_laws_are_computed():
 def test_a_goal_that_no_step_reaches_ends_the_search():
     asked = []
     search._least(lambda step: asked.append(step) or math.inf, 1.0, 1.0)
-    assert min(asked) < 4.0 ** -(search._SPAN - 1)
-    assert len(asked) < 40
+    np.testing.assert_allclose(asked[:20], 4.0 ** -np.arange(20.0))
+    assert min(asked) == pytest.approx(4.0**-20 / 2)
+    assert len(asked) == 20 + 3 + 8  # the last place and both sides of it, and seven cuts
 
 
 def test_a_valley_between_two_walls_is_found_and_nothing_far_below_the_least_is_looked_for():
@@ -76,9 +105,13 @@ def test_a_valley_between_two_walls_is_found_and_nothing_far_below_the_least_is_
     assert search._least(between, 1.0, 1.0, down=2.0) == pytest.approx(0.03, rel=0.06)
     assert not math.isfinite(between(search._least(between, 1.0, 1.0)))  # by fours it is missed
     asked = []
-    search._least(lambda step: asked.append(step) or math.inf, 1.0, 1.0, down=2.0, low=1e-2)
+    last = search._least(lambda step: asked.append(step) or math.inf, 1.0, 1.0, down=2.0, low=1e-2)
     assert 1e-2 / 2 <= min(asked) <= 1e-2
     assert len(asked) == 8
+    assert last == pytest.approx(2.0**-7)
+    asked.clear()  # at the least itself it still goes on
+    search._least(lambda step: asked.append(step) or math.inf, 1.0, 1.0, down=2.0, low=1.0)
+    assert asked == pytest.approx([1.0, 0.5])
 
 
 def test_a_plan_chooses_the_step_and_tries_every_number_of_steps():
@@ -195,6 +228,8 @@ def test_a_large_model_is_planned_by_its_extreme_curvatures(monkeypatch):
     assert plan.num_exchanges == 0
     np.testing.assert_allclose(plan.problem.hessians, [np.diag([2.0, 50.0])])
     np.testing.assert_allclose(plan.problem.start, [3.0, 3.0])
+    np.testing.assert_allclose(plan.problem.weights, [1.0])
+    np.testing.assert_allclose(plan.problem.gradients, 0.0)
     assert plan.best.guaranteed.reason == "no bounds above 500 parameters"
     assert plan.best.predicted.bias_parameter.startswith("the ")
     for other in ({"batch_size": 5}, {"participation": with_replacement(2)}):
@@ -202,6 +237,261 @@ def test_a_large_model_is_planned_by_its_extreme_curvatures(monkeypatch):
             search.plan(model, "data", goal=GOAL, **other)
     small = search.plan(SimpleNamespace(dim=500), "data", goal=GOAL, local_steps=[1, 2], num_rounds=400)
     assert (small.num_exchanges, small.best.num_rounds) == (7, 400)
+
+
+# -- what the searches are asked for --------------------------------------------------------------------
+
+TEN = Goal(ess=80, num_chains=8, ess_per_chain=0)  # ten draws of each chain
+FALLING = schedules.polynomial(2.0, 40)
+GRID = (1, 2, 3, 5, 8, 12, 20, 30, 50, 80)
+
+
+def made_up(arrival, times, excess=None):
+    """A law that meets any goal after so many rounds, with draws that remember less when they are thinned."""
+    return SimpleNamespace(
+        arrival=lambda goal: arrival,
+        autocorrelation_time=lambda thinning=1: np.array(times) / thinning,
+        excess=lambda rounds, goal: excess[rounds],
+    )
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What ``_search`` is asked for, without searching."""
+    asked = {}
+
+    def noted(problem, goal, likes, **judges):
+        asked.update(problem=problem, goal=goal, likes=likes, **judges)
+        return "a plan"
+
+    monkeypatch.setattr(search, "_search", noted)
+    return asked
+
+
+def test_a_run_costs_its_arrival_and_its_draws(asked):
+    assert search.fewest_rounds(TWO, TEN, correlation=0.5) == "a plan"
+    assert (asked["problem"], asked["goal"]) == (TWO, TEN)
+    assert asked["likes"] == [Setting(K, TWO.largest_step, 0.5) for K in GRID]
+    cost, shape = asked["cost"], asked["shape"]
+    assert cost(made_up(7, [2.0, 3.5])) == 7 + 10 * 3.5
+    assert cost(made_up(0, [2.0, 3.5])) == 10 * 3.5
+    assert cost(made_up(None, [2.0, 3.5])) == math.inf
+    # 43 rounds each: every fourth is kept, 107.5 of them, and both counts are rounded up
+    assert shape(made_up(123, [2.0, 43.0])) == (130 + 4 * 110, 130, 4)
+    assert shape(made_up(0, [2.0])) == (20, 0, 1)
+    assert asked["merit"](SimpleNamespace(num_rounds=9)) == 9
+    search.fewest_rounds(TWO, Goal(ess=0), local_steps=[4])
+    assert asked["likes"] == [Setting(4, TWO.largest_step)]
+    for arrival, rounds in ((None, 1), (0, 1), (1, 1), (2, 2), (123, 123)):
+        assert asked["shape"](made_up(arrival, [43.0])) == (rounds, rounds - 1, 1)
+        assert arrival is None or asked["cost"](made_up(arrival, [43.0])) == arrival
+    search.fewest_rounds(TWO)
+    assert asked["goal"] == Goal()
+
+
+def test_a_run_of_a_length_costs_its_worst_error_or_what_it_lacks(asked):
+    assert search.best_accuracy(TWO, 100, TEN, correlation=0.5) == "a plan"
+    assert (asked["problem"], asked["goal"]) == (TWO, TEN)
+    assert asked["likes"] == [Setting(K, TWO.largest_step, 0.5) for K in GRID]
+    cost, shape = asked["cost"], asked["shape"]
+    for excess, worst in (({20: 0.4, math.inf: 0.7}, 0.7), ({20: 0.9, math.inf: 0.7}, 0.9)):
+        law = made_up(None, [2.0, 8.0], excess)
+        assert (cost(law), shape(law)) == (worst, (100, 20, 1))
+    whole = made_up(None, [10.0], {0: 0.9, math.inf: 0.2})  # not a round to spare
+    assert (cost(whole), shape(whole)) == (0.9, (100, 0, 1))
+    for time, lacking in ((13.0, 0.3), (16.0, 0.6), (43.2, 3.32)):  # the last: 108 of every fourth
+        law = made_up(None, [2.0, time], {})
+        assert cost(law) == pytest.approx(search._TOO_SLOW * (1 + lacking))
+        assert shape(law) is None
+    assert search._TOO_SLOW > 1e6
+    slow = Setting(1, 0.01)
+    assert asked["merit"](SimpleNamespace(setting=slow)) == cost(chain(TWO, slow)) > search._TOO_SLOW
+    search.best_accuracy(TWO, 100, Goal(ess=0), local_steps=[4])
+    assert asked["likes"] == [Setting(4, TWO.largest_step)]
+    none = made_up(None, [43.0], {100: 0.3, math.inf: 0.1})
+    assert (asked["cost"](none), asked["shape"](none)) == (0.3, (100, 99, 4))
+    search.best_accuracy(TWO, 100)
+    assert asked["goal"] == Goal()
+
+
+def test_schedules_are_searched_in_their_own_way(monkeypatch, asked):
+    monkeypatch.setattr(search, "_scheduled", lambda *given, **named: (given, named))
+    likes = [Setting(K, TWO.largest_step, 0.5) for K in (2, 3)]
+    run = {"local_steps": [2, 3], "step_size": FALLING, "correlation": 0.5}
+    assert search.fewest_rounds(TWO, TEN, **run) == ((TWO, TEN, likes, FALLING), {})
+    assert search.best_accuracy(TWO, 90, TEN, **run) == ((TWO, TEN, likes, FALLING), {"num_rounds": 90})
+    assert asked == {}
+
+
+def test_a_plan_hands_on_what_it_was_given(monkeypatch):
+    chosen, seen = search.fewest_rounds(TWO, GOAL, local_steps=[1]), []
+
+    def noted(name, value):
+        return lambda *given, **named: seen.append((name, given, named)) or value
+
+    for name, value in (("local_models", (TWO, 7)), ("fewest_rounds", chosen), ("best_accuracy", chosen)):
+        monkeypatch.setattr(search, name, noted(name, value))
+    extremes = noted("extremes", SimpleNamespace(least=2.0, largest=50.0, distance=3.0))
+    monkeypatch.setattr(search, "extremes", extremes)
+    small, large = SimpleNamespace(dim=500), SimpleNamespace(dim=501)
+    run = {"local_steps": [2, 3], "step_size": FALLING, "temperature": 0.5}
+    assert search.plan(small, "data", goal=GOAL, start="start", **run).num_exchanges == 7
+    (_, (model, data, setting), named), *others = seen
+    assert (model, data, setting.temperature, named) == (small, "data", 0.5, {"start": "start"})
+    assert others == [("fewest_rounds", (TWO, GOAL), run)]
+    seen.clear()
+    search.plan(small, "data", goal=GOAL, num_rounds=90, **run)
+    assert seen[0][2] == {"start": None}
+    assert seen[1:] == [("best_accuracy", (TWO, 90, GOAL), run)]
+    seen.clear()
+    search.plan(small, "data")
+    assert seen[1:] == [("fewest_rounds", (TWO, None), {"local_steps": GRID, "step_size": None})]
+    seen.clear()
+    assert search.plan(large, "data", start="start", local_steps=[2, 3]).num_exchanges == 0
+    assert seen[0] == ("extremes", (large, "data", "start"), {})
+    assert seen[1][2] == {"local_steps": (1,), "step_size": None}
+
+
+def test_local_models_come_with_constants_or_the_reason_for_none(monkeypatch):
+    seen, found = [], SimpleNamespace(num_exchanges=3)
+    monkeypatch.setattr(search, "prepare", lambda *given, **named: seen.append((given, named)) or found)
+    monkeypatch.setattr(search, "constants", lambda *given, **named: seen.append((given, named)) or "known")
+    monkeypatch.setattr(search, "Problem", SimpleNamespace(from_preparation=lambda *given: given))
+    setting = Setting(2, 0.1, temperature=0.5, batch_size=4)
+    assert search.local_models("model", "data", setting, start="start") == ((found, "known", ""), 4)
+    assert seen == [
+        (("model", "data"), {"start": "start"}),
+        (("model", "data"), {"preparation": found, "temperature": 0.5, "batch_size": 4}),
+    ]
+
+    def refused(*given, **named):
+        raise DataError("a flat direction")
+
+    monkeypatch.setattr(search, "constants", refused)
+    assert search.local_models("model", "data", setting) == ((found, None, "a flat direction"), 4)
+
+
+def test_settings_are_tried_with_one_small_step(monkeypatch):
+    seen = []
+    monkeypatch.setattr(search, "chain", lambda *given: seen.append(given))
+    search.chain_possible(TWO, Setting(80, 0.3, 0.5))
+    assert seen == [(TWO, Setting(1, 1e-3 * TWO.largest_step, 0.5))]
+
+
+def test_every_search_begins_where_the_last_that_found_something_ended(monkeypatch):
+    begun, judged, steps = [], [], iter([0.012345, 0.02, 0.05])
+
+    def least(cost, guess, high):
+        begun.append((guess, high))
+        judged.append((cost(0.01), cost(5.0)))
+        return next(steps)
+
+    monkeypatch.setattr(search, "_least", least)
+    shapes = iter([(10, 4, 1), None, (10, 4, 2)])
+    plan = search._search(
+        TWO, TEN, search._likes(TWO, [1, 2, 4], {}), cost=lambda law: float(law.rates[0]),
+        shape=lambda law: next(shapes), merit=lambda c: 5 - c.setting.local_steps,
+    )  # fmt: skip
+    np.testing.assert_allclose(begun, [(1 / 12, 1 / 3), (0.0123 / 2, 1 / 3), (0.0123 / 4, 1 / 3)])
+    # the average round keeps the mean of 0.99^K and 0.97^K; five is refused by the law
+    left = [1 - (0.99**K + 0.97**K) / 2 for K in (1, 2, 4)]
+    assert judged == [(pytest.approx(x), math.inf) for x in left]
+    assert [c.setting.step_size for c in plan.candidates] == [0.0123, 0.02, 0.05]
+    assert [(c.num_rounds, c.num_warmup, c.thinning) for c in plan.candidates] == [
+        (10, 4, 1), (0, 0, 1), (10, 4, 2),
+    ]  # fmt: skip
+    assert plan.best is plan.candidates[2]
+    for c in plan.candidates[::2]:  # six rounds, or every second of them
+        time = chain(TWO, c.setting).autocorrelation_time(c.thinning)[0]
+        assert c.ess == pytest.approx(8 * (6 // c.thinning) / time)
+
+
+def test_what_cannot_be_reached_is_said():
+    likes = search._likes(TWO, [2, 3], {})
+    for num_rounds in (None, 30):
+        assert search._found("a plan", TEN, likes, num_rounds) == "a plan"
+    with pytest.raises(ConfigError, match=r"bias ≤ 0\.05, sd-error ≤ 0\.05 .* local-steps in \[2, 3\]"):
+        search._found(None, TEN, likes)
+    with pytest.raises(ConfigError, match="num-rounds = 30 do not give 10 effective draws per chain"):
+        search._found(None, TEN, likes, 30)
+
+
+# -- schedules ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tabled(monkeypatch):
+    """A search for multiples of a schedule whose runs are given by hand, and what it looked at."""
+    seen = SimpleNamespace(followed=[], least=[], costs=[], runs=[], tables={})
+
+    def least(cost, guess, high, **named):
+        seen.least.append((guess, high, named))
+        seen.costs.append((cost(0.5), cost(99.0)))
+        return 0.12345
+
+    def run(problem, setting, goal, *length):
+        assert (problem, goal) == (TWO, TEN)
+        seen.runs.append(length)
+        if setting.step_size.first > 100:
+            raise ConfigError("it diverges")
+        return seen.tables[setting.local_steps]
+
+    monkeypatch.setattr(search, "_least", least)
+    monkeypatch.setattr(search, "fewest", lambda *given: run(*given))
+    monkeypatch.setattr(search, "best_of", lambda *given: run(*given))
+    monkeypatch.setattr(search, "smallest", lambda *given: (given[0], given[1].local_steps, *given[2:]))
+    monkeypatch.setattr(search, "followed", lambda *given: seen.followed.append(given))
+    monkeypatch.setattr(search, "predict", lambda *given: given)
+    monkeypatch.setattr(search, "what_if", lambda *given: given)
+    return seen
+
+
+@pytest.mark.parametrize("length", [None, 77])
+def test_the_multiple_of_a_schedule_is_searched_for_every_number_of_steps(tabled, length):
+    table = scheduled.Timetable
+    tabled.tables = {
+        1: table(100, 10, 10.0, 12, 100.0), 2: None, 3: table(90, 20, 9.99, 33, 50.0),
+        4: table(101, 5, 11.0, 7, 99.0),
+    }  # fmt: skip
+    likes = search._likes(TWO, [1, 2, 3, 4], {"correlation": 0.5})
+    plan = search._scheduled(TWO, TEN, likes, FALLING, num_rounds=length)
+    assert [(p, s.local_steps, s.correlation, n) for p, s, n in tabled.followed] == [
+        (TWO, K, 0.5, 1) for K in (1, 2, 3, 4)
+    ]
+    # the largest of its steps, 2, would be 1/L
+    assert [s.step_size.first for _, s, _ in tabled.followed] == pytest.approx([1e-3 / 3] * 4)
+    for K, (guess, high, named) in zip((1, 2, 3, 4), tabled.least):
+        assert (guess, high) == pytest.approx((1 / 6, 1 / 6))
+        assert named == {"down": 2.0, "low": (TWO, K, FALLING, TEN)}
+    inf = math.inf
+    assert tabled.costs == [(100.0, inf), (inf, inf), (50.0, inf), (99.0, inf)]
+    assert set(tabled.runs) == {() if length is None else (length,)}
+    # as many draws as wanted, and a little fewer
+    assert [(c.num_rounds, c.num_warmup, c.thinning, c.ess) for c in plan.candidates] == [
+        (100, 10, 1, 80.0), (0, 0, 1, 0.0), (0, 0, 1, 0.0), (101, 5, 1, 88.0),
+    ]  # fmt: skip
+    for c, like in zip(plan.candidates, likes):
+        assert c.setting == Setting(like.local_steps, schedules.scaled(FALLING, 0.123), 0.5)
+    good, none = "the bounds are for constant step sizes", "no multiple of the schedule will do"
+    assert [c.guaranteed.reason for c in plan.candidates] == [good, none, none, good]
+    first, second, third, fourth = plan.candidates
+    assert first.predicted == (TWO, first.setting, 12)
+    assert (second.predicted, third.predicted) == (None, None)
+    assert fourth.predicted == (TWO, fourth.setting, 7)
+    assert plan.best is first  # within two percent of the fourth
+    assert (plan.goal, plan.problem, plan.num_exchanges) == (TEN, TWO, 0)
+    assert plan.what_if == (TWO, first.setting, 100)
+    tabled.tables[1] = table(110, 10, 10.0, 12, 110.0)
+    assert search._scheduled(TWO, TEN, likes, FALLING, num_rounds=length).best.setting.local_steps == 4
+
+
+def test_where_no_multiple_of_a_schedule_will_do_it_is_said(tabled):
+    tabled.tables = {2: None, 3: scheduled.Timetable(90, 20, 9.99, 33, 50.0)}
+    likes = search._likes(TWO, [2, 3], {})
+    with pytest.raises(ConfigError, match=r"no multiple of .* and 10 effective .* local-steps in \[2, 3\]"):
+        search._scheduled(TWO, TEN, likes, FALLING)
+    with pytest.raises(ConfigError, match="num-rounds = 77 do not give 10 effective draws per chain"):
+        search._scheduled(TWO, TEN, likes, FALLING, num_rounds=77)
 
 
 @pytest.mark.parametrize("worst", [3, 5, 8])

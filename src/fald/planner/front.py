@@ -50,6 +50,8 @@ class FrontPoint:
 def privacy_loss(problem: Problem, setting: Setting, num_rounds: int, num_chains: int) -> float:
     """μ of the module's formula, for sensitivity 1; infinite at correlation 1.
 
+    Batches need the clients' rows in ``problem.sizes``, and are refused without.
+
     Examples
     --------
     >>> problem = Problem.from_gaussian([[[1.0]], [[3.0]]], [[0.0], [1.0]], [0.5, 0.5])
@@ -62,7 +64,12 @@ def privacy_loss(problem: Problem, setting: Setting, num_rounds: int, num_chains
     scheme, drawn = s.participation.scheme, s.participation.num_participants or len(p)
     own = np.array([own_noise(w, entering_weight(w, scheme, drawn, drawn), s.noise) for w in p])
     fraction = 1.0
-    if s.batch_size is not None and problem.sizes is not None:
+    if s.batch_size is not None:
+        if problem.sizes is None:
+            raise ConfigError(
+                "batch-size needs the numbers of the clients' rows here; the problem has no sizes",
+                hint="give Problem.sizes, a privacy_fn of your own, or leave batch-size out",
+            )
         fraction = np.minimum(1.0, s.batch_size / problem.sizes)
     z = fraction * own * math.sqrt(2 * s.temperature * (1 - s.correlation**2) / s.step_size)
     return math.sqrt(s.local_steps * num_rounds * num_chains) / float(z.min())
