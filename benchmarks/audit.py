@@ -202,12 +202,12 @@ def grid(names: list[str], seeds: int) -> None:
     from benchmarks.rounds.measure import measure
     from fald.fewround.rounding import Grid
 
-    rounding = Grid.rounded
+    rounding = Grid._on_grid
     for seed in range(seeds):
         for name in names:
             row: dict[str, Any] = {"study": name, "seed": seed}
-            for way, rounded in (("grid", rounding), ("exact", lambda self, name, answer: answer)):
-                Grid.rounded = rounded
+            for way, rounded in (("grid", rounding), ("exact", lambda self, array, values, own: values)):
+                Grid._on_grid = rounded
                 found = measure(name, "auto", seed)
                 # studies that must not be reached have no mean and sd to compare with
                 kept = [k for k in ("verdict", "rounds", "mean_error", "sd_error") if k in found]
@@ -224,19 +224,20 @@ def precision(names: list[str], seeds: int) -> None:
     from fald.calculus import predicted
 
     def run(study: Any, seed: int, exact: bool) -> tuple[str, np.ndarray, np.ndarray]:
-        kept = predicted._SINGLE, predicted._DRAWN
-        predicted._SINGLE, predicted._DRAWN = (sys.maxsize,) * 2 if exact else kept
+        kept = predicted._SINGLE
+        predicted._SINGLE = sys.maxsize if exact else kept
         try:
             tree = fald.fit(seed, study.model, study.data, progress=False)
         finally:
-            predicted._SINGLE, predicted._DRAWN = kept
+            predicted._SINGLE = kept
         rounds: Any = tree["rounds"]
         return tree.attrs["verdict"], rounds["mean"].values[-1], rounds["sd"].values[-1]
 
     for name in names or studies.names():
         study = studies.load(name)
-        if study.model.predictor is None or not study.model.predictor.single:
-            continue
+        small = max(study.data.sizes) < predicted._SINGLE
+        if small or study.model.predictor is None or not study.model.predictor.single:
+            continue  # all its sums are in float64
         for seed in range(seeds):
             verdict, mean, sd = run(study, seed, exact=False)
             other, exact_mean, exact_sd = run(study, seed, exact=True)

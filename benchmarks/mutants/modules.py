@@ -130,6 +130,10 @@ _COSTS = [
         "test_where_all_take_part_rounds_say_what_a_run_has_cost",
         "test_drawn_clients_pay_for_the_rounds_they_took_part_in",
         "test_what_uploads_say_is_summed_beyond_one_word",
+        "test_drawn_clients_pay_for_their_preparation_and_the_server_waits_in_every_round",
+        "test_the_server_of_all_clients_waits_where_some_client_was_asked",
+        "test_counters_begin_at_zero_for_every_client_and_chain",
+        "test_a_sum_that_fills_a_word_to_its_end_goes_on_in_the_next",
     )
 ]
 

@@ -183,3 +183,70 @@ def test_what_uploads_say_is_summed_beyond_one_word():
     name = Spent._fields[1]
     assert found[name].tolist() == [[3 * most, 21, 0]]
     assert found["gradients"].tolist() == [[6, 6, 0]]
+
+
+def test_drawn_clients_pay_for_their_preparation_and_the_server_waits_in_every_round():
+    run = run_of(Cost(EACH, ONCE), scheme=with_replacement(1), batch_size=6)
+    tally = costs.start(run)
+    for drawn in ([[0], [1]], [[2], [1]], [[1], [0]], [[0], [2]]):
+        tally = costs.count(tally, Drawn(jnp.array(drawn), jnp.ones((2, 1))), (), 3)
+    found = costs.totals(run, tally, 4)  # no client took part in all of them
+    times = np.array([[2, 1, 1], [1, 2, 1]])
+    assert found["rounds"].tolist() == [4 + 2] * 2
+    assert found["bytes_up"].tolist() == (12 * times + 100).tolist()
+    assert found["bytes_down"].tolist() == (20 * times + 200).tolist()
+    assert found["gradients"].tolist() == (6 * times + 3).tolist()
+    rows = 5 * times * [4, 6, 6] + (times + 3) * [4, 10, 7]
+    assert found["row_gradients"].tolist() == rows.tolist()
+    assert all(values.dtype == np.int64 for values in found.values())
+
+
+def uploads(run, asked):
+    """Counters after rounds of all, of whom some were asked for an answer: (rounds, clients, chains)."""
+    tally = costs.start(run)
+    drawn = Drawn(jnp.tile(jnp.arange(3), (2, 1)), jnp.full((2, 3), 1 / 3))
+    for exchanges in asked:
+        asked_of = jnp.array(exchanges)
+        spent = Spent(asked_of, 12 * asked_of, jnp.uint32(2**31), 5, jnp.array([[0, 1]] * 3))
+        tally = costs.count(tally, drawn, spent, 3)
+    return tally
+
+
+ASKED = [[[1, 1], [0, 1], [0, 0]], [[0, 0], [1, 0], [0, 0]], [[1, 0], [0, 0], [0, 0]], [[0, 0]] * 3]
+
+
+def test_the_server_of_all_clients_waits_where_some_client_was_asked():
+    run = run_of(Cost(None, ONCE), batch_size=6)
+    found = costs.totals(run, uploads(run, ASKED), 4)
+    asked = np.sum(ASKED, axis=0).T
+    assert asked.tolist() == [[2, 1, 0], [1, 1, 0]]
+    assert found["rounds"].tolist() == [2 + 2, 1 + 2]
+    assert found["bytes_up"].tolist() == (12 * asked + 100).tolist()
+    assert found["bytes_down"].tolist() == [[4 * 2**31 + 200] * 3] * 2
+    assert found["gradients"].tolist() == [[20 + 3] * 3, [24 + 3] * 3]
+    whole = np.array([4, 10, 7])
+    assert found["row_gradients"].tolist() == [
+        (20 * np.array([4, 6, 6]) + full * whole).tolist() for full in (3, 7)
+    ]
+    drawn = run_of(Cost(None, ONCE), scheme=with_replacement(3))
+    assert costs.totals(drawn, uploads(drawn, ASKED), 4)["rounds"].tolist() == [4 + 2] * 2
+
+
+def test_counters_begin_at_zero_for_every_client_and_chain():
+    tally = costs.start(run_of(Cost()))
+    assert isinstance(tally, Spent)
+    for part in (word for words in tally for word in words):
+        assert (part.shape, part.dtype, int(part.sum())) == ((3, 2), np.uint32, 0)
+    drawn = costs.start(run_of(Cost(EACH), scheme=with_replacement(2)))
+    assert (drawn.shape, drawn.dtype, int(drawn.sum())) == ((3, 2), np.uint32, 0)
+
+
+def test_a_sum_that_fills_a_word_to_its_end_goes_on_in_the_next():
+    run = run_of(Cost(), chains=1)
+    drawn = Drawn(jnp.array([[0, 1]]), jnp.array([[0.5, 0.5]]))
+    tally, wanted = costs.start(run), np.zeros(3, int)
+    for amounts in ([2**32 - 1, 2**32 - 1], [0, 1], [0, 2**32 - 1], [1, 0], [2**31, 1]):
+        spent = Spent(1, jnp.array(amounts, jnp.uint32)[:, None], 0, 0, 0)
+        tally = costs.count(tally, drawn, spent, 3)
+        wanted += [*amounts, 0]
+        assert costs.totals(run, tally, 1)["bytes_up"].tolist() == [wanted.tolist()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -87,9 +88,39 @@ def test_settings_come_back_from_a_record(part):
         part.scheme, part.num_participants,
     )  # fmt: skip
     assert made.noise == "realised"
+    assert made.participation.allow_unequal  # a run that was made has been allowed to be
     assert Setting.from_record(written, temperature=2.0).temperature == 2.0
+    other = Setting.from_record(written, step_size=0.3, participation=full())
+    assert (other.step_size, other.participation, other.local_steps) == (0.3, full(), 4)
     with pytest.raises(ConfigError):
         Setting.from_record({**written, "step_size": {"schedule": "function"}})
+
+
+@dataclass(frozen=True)
+class Longer(Setting):
+    """Settings of a run with a length."""
+
+    num_rounds: int = 10
+    num_sites: int = 0  # which has no rule
+
+
+def test_settings_that_a_subclass_adds_are_checked_and_are_no_arguments():
+    made = Longer(1, 0.1, num_rounds=3.0, num_sites=-1)
+    assert (made.num_rounds, type(made.num_rounds), made.num_sites) == (3, int, -1)
+    assert made.arguments() == Setting(1, 0.1).arguments()
+    with pytest.raises(ConfigError, match="num-rounds must be"):
+        Longer(1, 0.1, num_rounds=0)
+    written = {
+        "step_size": 0.2, "local_steps": 4, "correlation": 0.5, "noise": "paper", "temperature": 0.5,
+        "batch_size": 7, "clip_norm": 2.0, "momentum": 0.9, "preconditioner": "rms", "num_rounds": 77,
+        "participation": "full", "num_participants": None,
+    }  # fmt: skip
+    made = Longer.from_record(written, num_rounds=5)
+    assert type(made) is Longer
+    assert made.num_rounds == 5
+    assert Longer.from_record(written).num_rounds == 10  # a record has what is the method's own
+    for name in method_settings():
+        assert getattr(made, name) == written[name]
 
 
 def test_a_probability_is_above_zero_and_at_most_one():

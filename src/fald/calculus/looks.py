@@ -1,28 +1,19 @@
 """How predictors of rows at many positions are computed: in float64, or in float32 where that is enough.
 
-In float32 predictors are taken relative to those at the middle of all positions, and features to a mean, so
-that rounding is relative to how far positions lie apart.
+In float32 predictors are taken relative to those at the middle of all positions, and features to their mean,
+so that rounding is relative to how far positions lie apart.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.calculus.tiles import Tile, Totals
-
 Array = NDArray[Any]
 
 _FOR_MIDDLE = 64  # positions of which the middle is taken
-
-
-class Design(NamedTuple):
-    """What coefficients are multiplied with: (T, k) or (q, T, k), less the means (groups, k) of tables."""
-
-    table: Array
-    means: Array | None = None
 
 
 class Look:
@@ -37,17 +28,13 @@ class Look:
         """Coefficients of some positions."""
         return np.ascontiguousarray(self.coefficients[..., part])
 
-    def design(self, tile: Tile) -> Design:
-        """The rows of a tile."""
-        return Design(tile.z)
+    def design(self, z: Array) -> Array:
+        """(T, k) or (q, T, k)."""
+        return z
 
-    def predictors(self, tile: Tile, design: Design, own: Array, out: Array) -> tuple[Array, Totals]:
-        """Predictors (q, T, m) at positions with coefficients ``own``, and sums that know the first ones."""
-        return np.matmul(design.table, own, out=out), tile.totals.at(self.rows(design), own[0])
-
-    def rows(self, design: Design) -> Array:
-        """(T, …) what slopes are multiplied with."""
-        return design.table
+    def rows(self, design: Array) -> Array:
+        """(T, …) what slopes are multiplied with, of what ``design`` gave."""
+        return design
 
     def products(self, slopes: Array, designs: Array) -> Array:
         """(groups, M, k) sums of slopes (groups, T, M) times z, in float64."""
@@ -61,63 +48,28 @@ class Single(Look):
 
     def __init__(self, coefficients: Array, x: Array):
         self._centre = np.append(_means(x), 0.0)
-        self._middle, relative = _from_middle(coefficients)
+        step = coefficients.shape[-1] // _FOR_MIDDLE + 1
+        self._middle = np.nan_to_num(np.median(coefficients[..., ::step], axis=-1))
+        relative = coefficients - self._middle[..., None]
         relative[:, -1] += self._centre @ relative
         last = np.ones_like(relative[:, :1])
         super().__init__(np.concatenate([relative, last], axis=1).astype(np.float32))
 
-    def design(self, tile: Tile) -> Design:
+    def design(self, z: Array) -> Array:
         """(q, T, k + 1): the last column is the predictor at the middle."""
-        return Design(_with_middle(tile.z - self._centre, tile.z, self._middle))
+        table = np.empty((len(self._middle), len(z), z.shape[1] + 1), np.float32)
+        table[..., :-1] = z - self._centre
+        table[..., -1] = (z @ self._middle.T).T
+        return table
 
-    def rows(self, design: Design) -> Array:
+    def rows(self, design: Array) -> Array:
         """Those of the first predictor, whose last column alone differs."""
-        return design.table[0]
+        return design[0]
 
     def products(self, slopes: Array, designs: Array) -> Array:
         """As in float64; features come back from their mean."""
         out = super().products(slopes, designs[..., :-1]).astype(np.float64)
         return out + out[..., -1:] * self._centre
-
-
-class Shared(Look):
-    """Values in float32 for tables side by side, each relative to the mean of its own rows in a tile."""
-
-    kind = np.float32
-
-    def __init__(self, coefficients: Array):
-        self._middle, relative = _from_middle(coefficients)
-        super().__init__(relative)
-
-    def design(self, tile: Tile) -> Design:
-        """(q, T, k): the last column is the predictor at the middle, in the place of the intercept."""
-        means = tile.totals(tile.z) / tile.totals.counts
-        features = tile.z[:, :-1] - np.repeat(means[:, :-1], tile.totals.sizes, axis=0)
-        return Design(_with_middle(features, tile.z, self._middle), means)
-
-    def predictors(self, tile: Tile, design: Design, own: Array, out: Array) -> tuple[Array, Totals]:
-        """As in float64; what means and intercept say is computed so, and added to all rows of a table."""
-        coefficients, moved = own.astype(np.float32), design.means @ own
-        coefficients[:, -1] = 1.0
-        np.matmul(design.table, coefficients, out=out)
-        for predictors, each in zip(out, moved.astype(np.float32)):
-            tile.totals.add(predictors, each)
-        return out, tile.totals.at(design.table[0], coefficients[0], moved[0])
-
-
-def _from_middle(coefficients: Array) -> tuple[Array, Array]:
-    """The middle (q, k) of coefficients (q, k, M), and all of them relative to it."""
-    step = coefficients.shape[-1] // _FOR_MIDDLE + 1
-    middle = np.nan_to_num(np.median(coefficients[..., ::step], axis=-1))
-    return middle, coefficients - middle[..., None]
-
-
-def _with_middle(design: Array, z: Array, middle: Array) -> Array:
-    """(q, T, columns + 1) the design (T, columns), and a last column that is the predictor at the middle."""
-    table = np.empty((len(middle), len(z), design.shape[1] + 1), np.float32)
-    table[..., :-1] = design
-    table[..., -1] = (z @ middle.T).T
-    return table
 
 
 class Room:

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fald.calculus.looks import Design, Look, Room, Shared, Single
+from fald.calculus.looks import Look, Room, Single
 from fald.calculus.tiles import Tile, Totals, tiles
 from fald.core.types import PyTree
 from fald.problem.model import Model, Predictor
@@ -33,8 +33,7 @@ _BYTES = 1 << 20  # of the predictors of a tile
 _POSITIONS = 512  # of a tile
 _MANY_ROWS = 4096  # of a tile at most
 _FEW = 1 << 22  # pairs of rows and positions below which one core is as fast as two
-_SINGLE = 1024  # rows from which on all positions are looked at in float32
-_DRAWN = 512  # positions from which on few rows are too, in sums of values
+_SINGLE = 1024  # rows from which on float32 is faster by enough
 _SHORTENED = 1 << 14  # rows that are shortened at once
 _SMALL = 256  # rows of a table, on average, below which tables are looked at together
 _PAIRS = 32  # predictors' coefficients up to which all products of two are made first
@@ -118,16 +117,13 @@ def _quiet(function: Callable) -> Callable:
     return quiet
 
 
-def _looks(
-    model: Model, tables: Sequence[PyTree], coefficients: Array, slopes: bool
-) -> list[tuple[list[int], Look]]:
+def _looks(model: Model, tables: Sequence[PyTree], coefficients: Array) -> list[tuple[list[int], Look]]:
     """How to look at which tables: those with few rows together, and as precisely as can be."""
     single, every = _form(model).single, range(len(tables))
     many = [i for i in every if single and len(tables[i][0]) >= _SINGLE]
     few = sorted(set(every) - set(many))
     looks: list[tuple[list[int], Look]] = [([i], Single(coefficients, tables[i][0])) for i in many]
-    drawn = single and not slopes and coefficients.shape[-1] >= _DRAWN
-    return [*looks, *([(few, (Shared if drawn else Look)(coefficients))] if few else [])]
+    return [*looks, *([(few, Look(coefficients))] if few else [])]
 
 
 def values(model: Model, tables: Sequence[PyTree], positions: Array) -> Array:
@@ -147,7 +143,7 @@ def _first_order(
     coefficients, others = _split(layout, positions)
     out = np.zeros((len(tables), len(positions)))
     grads = np.zeros((len(tables), *positions.shape)) if slopes else out
-    looks = _looks(model, tables, coefficients, slopes)
+    looks = _looks(model, tables, coefficients)
 
     @_quiet
     def work(parts: list[slice]) -> None:
@@ -158,15 +154,15 @@ def _first_order(
             size = _tile_rows(len(positions), len(layout.predictors), np.dtype(look.kind).itemsize)
             room = Room(look.kind)
             for tile in tiles([tables[i] for i in which], size):
-                design, y = look.design(tile), tile.y.astype(look.kind)
+                design, y = look.design(tile.z), tile.y.astype(look.kind)
                 groups = [which[i] for i in tile.tables]
                 for part, own, entries in zip(parts, here, rest):
-                    memory = room.of(len(own), len(tile.z), own.shape[-1])
-                    eta, known = look.predictors(tile, design, own, memory)
-                    eta, known = (eta, tile.totals) if layout.several else (eta[0], known)
+                    eta = np.matmul(design, own, out=room.of(len(own), len(tile.z), own.shape[-1]))
+                    eta = eta if layout.several else eta[0]
                     if slopes:
                         bent = form.slopes_fn(eta, y, entries)
                         _add_slopes(layout, look, (bent, design, tile.totals), (grads, groups, part))
+                    known = tile.totals if layout.several else tile.totals.at(look.rows(design), own[0])
                     out[groups, part] += form.value_fn(eta, y, entries, known)
 
     _spread(work, len(positions), sum(len(table[0]) for table in tables))
@@ -174,7 +170,7 @@ def _first_order(
 
 
 def _add_slopes(
-    layout: _Layout, look: Look, seen: tuple[Any, Design, Totals], to: tuple[Array, list[int], slice]
+    layout: _Layout, look: Look, seen: tuple[Any, Array, Totals], to: tuple[Array, list[int], slice]
 ) -> None:
     """Add what the rows of a tile add to gradients (S, M, d) of the tables of its groups."""
     (slopes, design, totals), (grads, groups, part) = seen, to
@@ -200,7 +196,7 @@ def hessians(model: Model, tables: Sequence[PyTree], positions: Array) -> tuple[
         eta = tile.z @ coefficients
         eta = eta if layout.several else eta[0]
         slopes, bends = form.slopes_fn(eta, tile.y, others), form.bends_fn(eta, tile.y, others)
-        _add_slopes(layout, look, (slopes, look.design(tile), tile.totals), (grads, tile.tables, all_of_them))
+        _add_slopes(layout, look, (slopes, tile.z, tile.totals), (grads, tile.tables, all_of_them))
         _add_bends(layout, bends, tile, second)
         out[tile.tables] += form.value_fn(eta, tile.y, others, tile.totals)
     return out, grads, second
@@ -253,7 +249,7 @@ def mean_derivatives(model: Model, tables: Sequence[PyTree], positions: Array) -
         eta = tile.z @ coefficients
         eta = eta if layout.several else eta[0]
         slopes = [np.mean(one, axis=1, keepdims=True) for one in form.slopes_fn(eta, tile.y, others)]
-        _add_slopes(layout, look, (slopes, look.design(tile), tile.totals), (grads, tile.tables, slice(None)))
+        _add_slopes(layout, look, (slopes, tile.z, tile.totals), (grads, tile.tables, slice(None)))
         bends = form.bends_fn(eta, tile.y, others)
         means = [[np.mean(bend, axis=1, keepdims=True) for bend in line] for line in bends]
         _add_bends(layout, means, tile, second)

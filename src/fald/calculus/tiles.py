@@ -41,21 +41,13 @@ class Totals:
         changes = np.flatnonzero(np.diff(sizes, prepend=-1)).tolist()
         self._alike = list(zip(changes, [*changes[1:], len(sizes)]))
         self.counts = np.concatenate([np.sum(own, axis=1) for own in self.split(each)])
-        self._known: tuple[Array, Array, Array | None] | None = None
+        self._known: tuple[Array, Array] | None = None
 
-    def at(self, design: Array, coefficients: Array, moved: Array | None = None) -> Totals:
-        """The same for predictors that are the product of rows (T, k) and coefficients (k, positions).
-
-        ``moved`` (groups, positions) is added to those of all rows of a group.
-        """
+    def at(self, design: Array, coefficients: Array) -> Totals:
+        """The same for predictors that are the product of rows (T, k) and coefficients (k, positions)."""
         other = copy.copy(self)
-        other._known = design, coefficients, moved
+        other._known = design, coefficients
         return other
-
-    def add(self, terms: Array, each: Array) -> None:
-        """Add to terms (rows, positions), in place, what each group has (groups, positions)."""
-        for own, (first, last) in zip(self.split(terms), self._alike):
-            own += each[first:last, None]
 
     def split(self, terms: Array) -> list[Array]:
         """Terms (rows, k) of neighbouring groups with as many rows: a few (groups, rows of each, k)."""
@@ -81,16 +73,10 @@ class Totals:
         """Sums of weights (rows, 1) times η (rows, positions); of all rows at once where rows make up η."""
         if self._known is None:
             return self(weights * eta)
-        design, coefficients, moved = self._known
-        weights = self.weighed(weights)
-        rows = self.split(weights * design.astype(np.float64, copy=False))
+        design, coefficients = self._known
+        rows = self.split(self.weighed(weights) * design.astype(np.float64, copy=False))
         # one product for each group, with the rounding that it would have alone
-        sums = _joined([(np.sum(own, axis=1, keepdims=True) @ coefficients)[:, 0] for own in rows])
-        return (
-            sums
-            if moved is None
-            else sums + _joined([np.sum(w, axis=1) for w in self.split(weights)]) * moved
-        )
+        return _joined([(np.sum(own, axis=1, keepdims=True) @ coefficients)[:, 0] for own in rows])
 
     def of_logs(self, factors: Array, most: float = 2.0) -> Array:
         """Sums of the logarithms of factors (rows, positions) between 1 and ``most``, by their products."""
