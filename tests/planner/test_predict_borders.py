@@ -52,7 +52,14 @@ def test_of_no_rounds_there_are_no_errors(step):
 
 @pytest.mark.parametrize(
     ("local_steps", "rounds", "border", "begun"),
-    [(3, 2, 5, True), (3, 2, 6, False), (3, 2, 7, False), (1, 1, 1, False), (1, 2, 1, True), (1, 0, 1, False)],
+    [
+        (3, 2, 5, True),
+        (3, 2, 6, False),
+        (3, 2, 7, False),
+        (1, 1, 1, False),
+        (1, 2, 1, True),
+        (1, 0, 1, False),
+    ],
 )
 def test_the_memory_of_a_run_with_a_schedule_is_that_of_the_last_step_taken(
     local_steps, rounds, border, begun

@@ -60,7 +60,7 @@ def test_the_bottom_is_as_near_as_seven_cuts_bring_it(offset):
 def test_no_step_above_the_largest_is_looked_at():
     for guess in (0.3, 0.7, 1.0, 5.0):
         asked = []
-        found = search._least(lambda step: asked.append(step) or 1 / step, guess, 1.0)
+        found = search._least(lambda step, asked=asked: asked.append(step) or 1 / step, guess, 1.0)
         assert max(asked) == pytest.approx(1.0, abs=1e-12)
         assert found == pytest.approx(1.0, abs=1e-12)
 
