@@ -50,6 +50,29 @@ def test_of_no_rounds_there_are_no_errors(step):
     assert [len(errors) for errors in predict.trajectory(BOTH, Setting(2, step), [])] == [0, 0, 0, 0]
 
 
+def test_along_constant_steps_batches_add_their_noise():
+    setting = Setting(2, 0.05, batch_size=2)
+    known = replace(BOTH, scatters=np.ones((1, 2, 2)), sizes=np.array([10]))
+    for problem in (known, replace(known, scatters=0 * known.scatters)):
+        found = predict.trajectory(problem, setting, [4])
+        at = predict.predict(problem, setting, 4)
+        assert (found.sd_error[0], found.bias[0]) == (at.sd_error, at.bias)
+    assert found.sd_error[0] != predict.trajectory(known, setting, [4]).sd_error[0]  # the twin
+
+
+def test_a_start_may_be_forgotten_where_the_limit_is_far_from_the_posterior():
+    """Two clients that drift apart in a round: what shrinks is the distance of two runs, and no mean."""
+    steps, K, rounds, start = piecewise([(0, 0.1), (15, 0.05)]), 5, 12, 5.0
+    sd, left, ahead = math.sqrt(0.5), start, [True]
+    for r in range(rounds):
+        eta = 0.1 if r < 3 else 0.05
+        left *= ((1 - eta) ** K + (1 - 3 * eta) ** K) / 2  # curvatures 1 and 3
+        ahead.append(left / sd > 0.01)
+    found = predict.predict(replace(TWO, start=np.array([start])), Setting(K, steps), rounds)
+    assert 3 < found.forgotten == ahead.index(False) < rounds
+    assert found.bias > 0.02  # the twin: its mean stays away
+
+
 @pytest.mark.parametrize(
     ("local_steps", "rounds", "border", "begun"),
     [
