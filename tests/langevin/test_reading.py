@@ -105,7 +105,7 @@ def test_no_row_is_read_that_no_batch_takes():
     lazy = to_read(data, read)
     asked.clear()
     draws(lazy, step_check=False)
-    # five rounds of each client, and the one that would be read ahead, unless the run has ended before it began
+    # five rounds of each client, and the one read ahead, unless the run has ended before that began
     assert len(asked) in (5 * 3, (5 + 1) * 3)
     assert sum(asked) <= 6 * 3 * 2 * 3 * 8
     asked.clear()
