@@ -40,7 +40,7 @@ def cell(tool: str, family: str, features: int, limit: int) -> dict[str, Any]:
     if said.returncode:
         return {**row, "verdict": "refused", "reason": said.stderr.splitlines()[-1], "cold": 0.0}
     found = json.loads(said.stdout.splitlines()[-1])
-    keys = ("cold", "memory", "error", "verdict", "reason")
+    keys = ("cold", "memory", "error", "verdict")
     return {**row, **{key: found[key] for key in keys}}
 
 

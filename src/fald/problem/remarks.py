@@ -75,8 +75,8 @@ def _outside(model: Model, data: FederatedData) -> list[str]:
     labels = [a.ndim == 1 and a.dtype.kind in "iu" for a in jax.tree.leaves(data.rows)]
     if not any(labels):
         return []
-    places = np.arange(data.num_rows) if data.present else evenly(data.num_rows, _LOOKED_AT)
-    some = data.rows if data.present else data.take(places)
+    looked_at = None if data.present else evenly(data.num_rows, _LOOKED_AT)  # or all of them
+    some = data.rows if looked_at is None else data.take(looked_at)
     alone = [np.asarray(a) for a, is_label in zip(jax.tree.leaves(some), labels) if is_label]
     for place in sorted({int(look(array)) for array in alone for look in (np.argmin, np.argmax)}):
         row = jax.tree.map(lambda a, place=place: np.asarray(a[place]), some)
@@ -85,9 +85,10 @@ def _outside(model: Model, data: FederatedData) -> list[str]:
         except Exception:  # JAX cannot look into every model (jax.checkpoint), and none has to be remarked on
             return []
         if said:
-            client = int(np.searchsorted(data.offsets, places[place], "right")) - 1
+            number = place if looked_at is None else int(looked_at[place])
+            client = int(np.searchsorted(data.offsets, number, "right")) - 1
             return [
-                f"the log likelihood of row {places[place] - data.offsets[client]} of client "
+                f"the log likelihood of row {number - data.offsets[client]} of client "
                 f"{data.names[client]!r} looks outside an array ({said.splitlines()[0].rstrip('. ')}), "
                 "which JAX answers with another entry, or nan; if that is a label, count from 0"
             ]

@@ -31,7 +31,6 @@ class Fitted(NamedTuple):
     sd: Any
     error: float
     verdict: str = ""
-    reason: str = ""
 
 
 def rows(family: str, count: int, features: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -233,7 +232,6 @@ def _told(seconds: Any, memory: float, found: Fitted) -> dict[str, Any]:
         "memory": memory,
         "error": found.error,
         "verdict": found.verdict,
-        "reason": found.reason,
         "mean": np.asarray(found.mean, float).tolist(),
         "sd": np.asarray(found.sd, float).tolist(),
     }
